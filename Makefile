@@ -1,0 +1,41 @@
+# `make run` and `make test` each work alone on a machine with Python 3.11, pip, gcc and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+PROMPT ?= The capital of France is
+TOKENS ?= 24
+
+.PHONY: run test lint clean
+
+run: $(VENV)/.run
+	$(BIN)/minfer pull smollm2
+	@for type in f32 f16 q8_0; do \
+	  printf '\n--- cache %s ---\n%s' $$type "$(PROMPT)"; \
+	  $(BIN)/minfer run smollm2 -p "$(PROMPT)" -n $(TOKENS) --cache-type $$type \
+	    $$([ $$type = q8_0 ] && echo --receipt) || exit $$?; \
+	done
+
+test: $(VENV)/.dev lint
+	$(BIN)/minfer pull smollm2
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install --quiet --editable '.[cpu,models]' --constraint constraints.txt
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install --quiet --editable '.[dev]' --constraint constraints.txt
+	touch $@ $(VENV)/.run
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,7 @@
+"""`python -m minfer` is the command line."""
+
+import sys
+
+from minfer.cli import main
+
+sys.exit(main())

@@ -1,0 +1,104 @@
+"""`minfer run`: one prompt, one continuation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from minfer.engine import Engine, Timing
+from minfer.errors import Refusal
+from minfer.format import KvFormat
+from minfer.memory import human
+from minfer.models import chat_template
+from minfer.ops import DECODE, PREFILL
+from minfer.pull import resolve_model
+
+
+def run(args: argparse.Namespace) -> None:
+    """Generate and print: text as it comes and a summary, or one JSON object."""
+    if args.max_tokens < 1:
+        raise Refusal("0.3", f"-n is {args.max_tokens}; it must be at least 1", {})
+    prompt = _prompt(args)
+    engine = Engine.load(
+        resolve_model(args.model),
+        device=args.device,
+        cache_type=args.cache_type,
+        n_ctx=args.n_ctx,
+        threads=args.threads,
+        progress=not args.json and sys.stderr.isatty(),
+    )
+    tokens = _tokens(engine, prompt, args)
+    timing = Timing()
+    made: list[int] = []
+    stream = engine.tokenizer.stream()
+    text = ""
+    for token in engine.generate(tokens, args.max_tokens, timing=timing):
+        made.append(token)
+        if not engine.tokenizer.is_end(token):
+            text += _show(stream.push(token), args)
+    text += _show(stream.finish(), args)
+    if args.json:
+        print(json.dumps(_report(engine, tokens, made, text, timing)))
+    else:
+        print(flush=True)
+        print(_summary(engine, timing), file=sys.stderr)
+        if args.receipt:
+            print(*engine.receipts(), sep="\n", file=sys.stderr)
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.file is None:
+        return str(args.prompt)
+    try:
+        if args.file == "-":
+            return sys.stdin.read()
+        return Path(args.file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refusal("0.1", f"cannot read the prompt from {args.file}: {error}", {}) from error
+
+
+def _tokens(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
+    if not args.chat and args.system is None:
+        return engine.tokenizer.encode(prompt)
+    if not isinstance(engine.chat_template, str):
+        raise Refusal("0.3", f"{args.model} has no chat template; leave --chat out", {})
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    messages.append({"role": "user", "content": prompt})
+    return engine.tokenizer.encode_chat(engine.chat_template, messages)
+
+
+def _show(piece: str, args: argparse.Namespace) -> str:
+    if not args.json:
+        print(piece, end="", flush=True)
+    return piece
+
+
+def _summary(engine: Engine, timing: Timing) -> str:
+    have, full = engine.cache_bytes(), engine.cache_bytes(KvFormat.F32)
+    cache = f"cache {engine.store.fmt} {human(have)} for {engine.store.n_ctx} cells"
+    if have != full:
+        cache += f" ({full / have:.2f} times smaller than f32's {human(full)})"
+    speed = "; ".join(
+        f"{kind} {timing.tokens[kind]} tokens, {timing.rate(kind):.1f}/s"
+        for kind in (PREFILL, DECODE)
+    )
+    return f"{speed}; {cache}"
+
+
+def _report(
+    engine: Engine, tokens: list[int], made: list[int], text: str, timing: Timing
+) -> dict[str, Any]:
+    return {
+        "prompt_tokens": tokens,
+        "tokens": made,
+        "text": text,
+        "cache_type": engine.store.fmt.value,
+        "cache_bytes": engine.cache_bytes(),
+        "cache_bytes_f32": engine.cache_bytes(KvFormat.F32),
+        "prefill_tokens_per_second": timing.rate(PREFILL),
+        "decode_tokens_per_second": timing.rate(DECODE),
+        "receipts": [receipt.as_dict() for receipt in engine.receipts()],
+    }

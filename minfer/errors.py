@@ -1,0 +1,33 @@
+"""The one exception class users of minfer see when something is refused (contract 0.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Refusal(Exception):
+    """A request that is refused before anything changed.
+
+    `rule` is the number of the contract rule, `message` names the numbers involved and the way
+    out, `facts` holds the same numbers for programs. The command line prints the message on one
+    line and leaves with `exit_code`.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self, rule: str, message: str, facts: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.message = message
+        self.facts = dict(facts or {})
+
+    def __str__(self) -> str:
+        return f"{self.message} (contract {self.rule})"
+
+
+class Damaged(Refusal):
+    """A file whose bytes cannot be what they claim to be: cut short, corrupt or foreign."""
+
+    exit_code = 3

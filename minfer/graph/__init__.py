@@ -1,0 +1,1 @@
+"""The compute graph: nodes in order, each bound to one kernel variant (contract 7)."""

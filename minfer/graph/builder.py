@@ -1,0 +1,249 @@
+"""Builds a graph from params: which nodes, in which order, with which kernel each (contract 7.2).
+
+A model calls the builder's methods in order; every call adds one node and returns the `Value` it
+produces. A value is a slot of the graph's table: constants (weights, tables) sit in their slots
+from the start, inputs and K/V regions are put there per batch, the rest is computed and dropped
+after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from minfer import registry
+from minfer.format import cell_words
+from minfer.graph.params import GraphParams
+from minfer.ops import DECODE, Kernel, Shape
+from minfer.registry import Choice, Receipt
+
+INPUTS = ("tokens", "positions", "cells", "window", "tiles", "out_rows")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A slot of the graph and the width in elements of one row in it."""
+
+    slot: int
+    width: int = 0
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head geometry of a model, the same in every layer."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One launch: `slots[outputs] = launch(*slots[inputs], **scalars)`.
+
+    stores: the layer whose cells this node writes. frees: slots nobody reads afterwards.
+    """
+
+    op: str
+    launch: Kernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scalars: Mapping[str, Any]
+    stores: int | None = None
+    frees: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerRegions:
+    """Where a layer's K and V regions go, and the cell width the graph was built for."""
+
+    k: Value
+    v: Value
+    row_words: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A finished graph; `graph.run.execute` runs it."""
+
+    params: GraphParams
+    nodes: tuple[Node, ...]
+    slots: tuple[Any, ...]
+    inputs: Mapping[str, int]
+    regions: Mapping[int, LayerRegions]
+    output: int
+    n_vocab: int
+    receipts: tuple[Receipt, ...]
+
+
+@dataclass
+class GraphBuilder:
+    """Collects the nodes of one graph."""
+
+    params: GraphParams
+    heads: Heads
+    n_vocab: int
+    threads: int
+    _slots: list[Any] = field(default_factory=list)
+    _nodes: list[Node] = field(default_factory=list)
+    _inputs: dict[str, Value] = field(default_factory=dict)
+    _regions: dict[int, LayerRegions] = field(default_factory=dict)
+    _stored: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    _choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
+
+    def constant(self, array: Any) -> Value:
+        """A weight or table that lives as long as the graph."""
+        return self._slot(array.shape[-1], array)
+
+    def input(self, name: str) -> Value:
+        """One of `INPUTS`, filled for every batch."""
+        if name not in self._inputs:
+            self._inputs[name] = self._slot(0)
+        return self._inputs[name]
+
+    def embed(self, weight: Value, rows: Value) -> Value:
+        """The rows of `weight` that an int input names."""
+        return self._op("embed", weight, rows, width=weight.width)
+
+    def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
+        """x / rms(x) * weight, row by row."""
+        return self._op("rms_norm", x, weight, width=x.width, eps=eps)
+
+    def linear(self, weight: Any, x: Value) -> Value:
+        """x @ weight.T: `matvec` when decoding, `matmul` in prefill; numerics follow the kind."""
+        op = "matvec" if self.params.kind == DECODE else "matmul"
+        return self._op(op, self.constant(weight), x, width=weight.shape[0])
+
+    def add(self, x: Value, y: Value) -> Value:
+        """x + y."""
+        return self._op("add", x, y, width=x.width)
+
+    def silu_mul(self, gate: Value, up: Value) -> Value:
+        """gate * sigmoid(gate) * up."""
+        return self._op("silu_mul", gate, up, width=up.width)
+
+    def qkv_rope_store(
+        self, layer: int, q: Value, k: Value, v: Value, *, cos: Value, sin: Value, pairing: str
+    ) -> Value:
+        """Rotate q and k by position, store k and v by cell; returns q as heads."""
+        choice = self._choose("qkv_rope_store", layer)
+        h, regions = self.heads, self._load(layer)
+        inputs = (
+            self._reshape(q, h.n_head, h.head_dim),
+            self._reshape(k, h.n_head_kv, h.head_dim),
+            self._reshape(v, h.n_head_kv, h.head_dim),
+            regions.k,
+            regions.v,
+            self.input("positions"),
+            self.input("cells"),
+            cos,
+            sin,
+        )
+        outputs = (self._slot(h.head_dim), self._slot(0), self._slot(0))
+        scalars = {"fmt": self.params.kv_format, "pairing": pairing}
+        self._append(choice, inputs, outputs, scalars, stores=layer)
+        self._stored[layer] = outputs[1:]
+        return outputs[0]
+
+    def attention(self, layer: int, q: Value, scale: float) -> Value:
+        """Attention of q over the cells of `layer` as stored above; rows [n, n_head * d]."""
+        mode, width = self.params.windows[layer]
+        choice = self._choose(mode.op, layer)
+        k, v = self._stored[layer]
+        window = (self.input("positions"), self.input("window"), self.input("tiles"))
+        out = self._slot(self.heads.head_dim)
+        scalars = {"fmt": self.params.kv_format, "scale": scale, "width": width}
+        self._append(choice, (q, k, v, *window), (out,), scalars)
+        return self._reshape(out, self.heads.n_head * self.heads.head_dim)
+
+    def finish(self, output: Value) -> Graph:
+        """The graph that computes `output`."""
+        return Graph(
+            params=self.params,
+            nodes=_with_frees(self._nodes, output.slot, self._kept_slots()),
+            slots=tuple(self._slots),
+            inputs={name: value.slot for name, value in self._inputs.items()},
+            regions=dict(self._regions),
+            output=output.slot,
+            n_vocab=self.n_vocab,
+            receipts=tuple(choice.receipt for choice in self._choices.values()),
+        )
+
+    def _slot(self, width: int, value: Any = None) -> Value:
+        self._slots.append(value)
+        return Value(len(self._slots) - 1, width)
+
+    def _load(self, layer: int) -> LayerRegions:
+        """The regions of a layer, stamped with the width of its cells (contract 3.2)."""
+        if layer not in self._regions:
+            words = cell_words(self.params.kv_format, self.heads.n_head_kv * self.heads.head_dim)
+            self._regions[layer] = LayerRegions(self._slot(0), self._slot(0), words)
+        return self._regions[layer]
+
+    def _kept_slots(self) -> frozenset[int]:
+        """Slots that outlive a run: constants, inputs and regions."""
+        computed = {slot for node in self._nodes for slot in node.outputs}
+        return frozenset(range(len(self._slots))) - computed
+
+    def _choose(self, op: str, layer: int = 0) -> Choice:
+        key = (op, self.params.devices[layer])
+        if key not in self._choices:
+            shape = Shape(
+                kind=self.params.kind,
+                n_q=self.params.n_tokens,
+                n_head=self.heads.n_head,
+                n_head_kv=self.heads.n_head_kv,
+                head_dim=self.heads.head_dim,
+            )
+            self._choices[key] = registry.select(
+                op,
+                device=key[1],
+                fmt=self.params.kv_format,
+                shape=shape,
+                variant=dict(self.params.variants).get(op),
+                config={"threads": self.threads},
+            )
+        return self._choices[key]
+
+    def _op(self, op: str, *inputs: Value, width: int, **scalars: Any) -> Value:
+        out = self._slot(width)
+        self._append(self._choose(op), inputs, (out,), scalars)
+        return out
+
+    def _reshape(self, x: Value, *shape: int) -> Value:
+        def reshape(rows: Any) -> Any:
+            return rows.reshape(-1, *shape)
+
+        out = self._slot(shape[-1])
+        self._nodes.append(Node("reshape", reshape, (x.slot,), (out.slot,), {}))
+        return out
+
+    def _append(
+        self,
+        choice: Choice,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        scalars: Mapping[str, Any],
+        stores: int | None = None,
+    ) -> None:
+        self._nodes.append(
+            Node(
+                choice.variant.op,
+                choice.launch,
+                tuple(value.slot for value in inputs),
+                tuple(value.slot for value in outputs),
+                {**scalars, "config": choice.config},
+                stores,
+            )
+        )
+
+
+def _with_frees(nodes: list[Node], output: int, kept: frozenset[int]) -> tuple[Node, ...]:
+    """Give every node the slots it reads last, so that a long prefill keeps few rows alive."""
+    seen, done = {output} | kept, []
+    for node in reversed(nodes):
+        last = tuple(dict.fromkeys(s for s in (*node.inputs, *node.outputs) if s not in seen))
+        seen.update(last)
+        done.append(replace(node, frees=last))
+    return tuple(reversed(done))

@@ -1,0 +1,28 @@
+"""What a graph's topology depends on, and nothing else (contract 7.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minfer.format import KvFormat
+from minfer.window import WindowMode
+
+
+@dataclass(frozen=True)
+class GraphParams:
+    """Identity of a graph: equal params reuse it.
+
+    Positions, past lengths, sequence ids and their number are data and have no place here.
+    `windows` holds mode and sliding width (0: none) of every attention node; `variants` the
+    variants asked for by name and their overridden tunables; `revision` names the model.
+    """
+
+    n_tokens: int
+    n_out: int
+    kind: str
+    devices: tuple[str, ...]
+    kv_format: KvFormat
+    layout: str
+    windows: tuple[tuple[WindowMode, int], ...]
+    variants: tuple[tuple[str, str], ...] = ()
+    revision: str = ""

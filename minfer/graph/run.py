@@ -1,0 +1,139 @@
+"""Filling a graph's inputs from a planned step, and running it (contract 7.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer import window
+from minfer.errors import Refusal
+from minfer.format import Region
+from minfer.graph.builder import Graph
+from minfer.window import Int32
+
+
+class PlannedInputs(Protocol):
+    """What a planned step knows of its batch: `kv.step.StepInputs`."""
+
+    @property
+    def positions(self) -> Int32: ...
+    @property
+    def cells(self) -> Int32: ...
+    @property
+    def window(self) -> Int32 | None: ...
+    @property
+    def tiles(self) -> Int32: ...
+
+
+class OpenStep(Protocol):
+    """The part of an open `kv.step.Step` that a graph writes through."""
+
+    def region(self, layer: int) -> tuple[Region, Region]: ...
+    def stored(self, layer: int, k: Region, v: Region) -> None: ...
+
+
+def fill_batch_inputs(
+    graph: Graph,
+    planned: PlannedInputs,
+    tokens: Sequence[int],
+    out_rows: Sequence[int],
+    n_ctx: int,
+) -> dict[str, Any]:
+    """The int inputs of one batch, every bound checked before anything runs.
+
+    tokens: one id a row of the batch. out_rows: the rows whose logits are wanted. n_ctx: number of
+    cells. Refuses ids outside the vocabulary, cells or windows outside the arena, tiles or output
+    rows outside the batch, and a batch of another size than the graph was built for.
+    """
+    p = graph.params
+    arrays: dict[str, Any] = {
+        "tokens": np.asarray(tokens, dtype=np.int32),
+        "positions": planned.positions,
+        "cells": planned.cells,
+        "window": planned.window,
+        "tiles": planned.tiles,
+        "out_rows": np.asarray(out_rows, dtype=np.int32),
+    }
+    for name, want in (
+        ("tokens", p.n_tokens),
+        ("positions", p.n_tokens),
+        ("cells", p.n_tokens),
+        ("out_rows", p.n_out),
+    ):
+        if arrays[name].shape != (want,):
+            raise Refusal(
+                "7.5",
+                f"{name} has shape {arrays[name].shape}, the graph takes ({want},)",
+                {"input": name, "want": want},
+            )
+    _check_bound("tokens", arrays["tokens"], graph.n_vocab, "the vocabulary")
+    _check_bound("cells", arrays["cells"], n_ctx, "the arena")
+    _check_bound("out_rows", arrays["out_rows"], p.n_tokens, "the batch")
+    wrapped = window.wrap(planned.window, p.n_tokens)
+    if any(wrapped.mode is not mode for mode, _ in p.windows):
+        raise Refusal("7.5", f"the window is {wrapped.mode.value}, the graph was built otherwise")
+    window.check(wrapped, planned.positions, n_ctx)
+    _check_tiles(planned.tiles, p.n_tokens)
+    return {name: arrays[name] for name in graph.inputs}
+
+
+def _check_bound(name: str, values: NDArray[np.int32], end: int, of: str) -> None:
+    bad = (values < 0) | (values >= end)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise Refusal(
+            "7.5",
+            f"{name}[{row}] is {int(values[row])}, outside {of} [0, {end})",
+            {"input": name, "row": row, "value": int(values[row]), "end": end},
+        )
+
+
+def _check_tiles(tiles: Int32, n_tokens: int) -> None:
+    """Tiles cut the batch into consecutive pieces; rows after the last one are zero."""
+    counts = tiles[:, 1].astype(np.int64)
+    used = int(np.count_nonzero(counts))
+    firsts = np.concatenate([[0], np.cumsum(counts[:used])])
+    covers = firsts[-1] == n_tokens and (tiles[:used, 0] == firsts[:-1]).all()
+    if (counts < 0).any() or not covers or tiles[used:].any():
+        raise Refusal(
+            "7.5",
+            f"tiles {tiles[: used + 1].tolist()} do not cut {n_tokens} queries in order",
+            {"n_tokens": n_tokens},
+        )
+
+
+def execute(graph: Graph, inputs: Mapping[str, Any], step: OpenStep) -> Any:
+    """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab]."""
+    slots = list(graph.slots)
+    for name, slot in graph.inputs.items():
+        slots[slot] = inputs[name]
+    for layer, where in graph.regions.items():
+        k, v = step.region(layer)
+        _check_width(layer, k, where.row_words)
+        slots[where.k.slot], slots[where.v.slot] = k, v
+    for node in graph.nodes:
+        result = node.launch(*[slots[i] for i in node.inputs], **node.scalars)
+        if node.stores is None:
+            slots[node.outputs[0]] = result
+        else:
+            q, k, v = result
+            for slot, value in zip(node.outputs, result, strict=True):
+                slots[slot] = value
+            step.stored(node.stores, k, v)
+        for slot in node.frees:
+            slots[slot] = None
+    return slots[graph.output]
+
+
+def _check_width(layer: int, region: Region, row_words: int) -> None:
+    """A graph built for one cell width never runs on another (contract 3.2)."""
+    if region.row_words != row_words:
+        raise Refusal(
+            "3.4",
+            f"layer {layer} holds cells of {region.row_words} words and the graph was built for "
+            f"{row_words}",
+            {"layer": layer, "have": region.row_words, "want": row_words},
+        )

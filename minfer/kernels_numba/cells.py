@@ -1,0 +1,125 @@
+"""Rows into cells: `store_cells`, and `qkv_rope_store` of rope and two stores (contract 4.1, 7.2).
+
+rows  one row after the other, converted on the way; padding bytes of a cell become zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from minfer.errors import Refusal
+from minfer.format import KvFormat, Region
+from minfer.kernels_numba._ir import address
+from minfer.kernels_numba._jit import THREADS, kernel, launch
+from minfer.kernels_numba._rows import quantize_row, store_f16, store_f32
+from minfer.kernels_numba.dense import rope_rows
+from minfer.ops import Config, variant
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+@kernel(parallel=True)
+def _store_cells_f32_kernel(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
+    n, m = rows.shape
+    for row in prange(n):
+        store_f32(address(rows[row]), address(arena[cells[row]]), m)
+
+
+@kernel(parallel=True)
+def _store_cells_f16_kernel(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
+    n, m = rows.shape
+    for row in prange(n):
+        store_f16(address(rows[row]), address(arena[cells[row]]), m)
+
+
+@kernel(parallel=True)
+def _store_cells_q8_0_kernel(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
+    n, m = rows.shape
+    for row in prange(n):
+        quantize_row(address(rows[row]), address(arena[cells[row]]), m)
+
+
+KERNELS = {
+    KvFormat.F32: _store_cells_f32_kernel,
+    KvFormat.F16: _store_cells_f16_kernel,
+    KvFormat.Q8_0: _store_cells_q8_0_kernel,
+}
+
+
+@kernel
+def _first_outside(cells: Any, n_cells: Any) -> int:
+    """Index of the first cell that is not in [0, n_cells), or -1."""
+    for i in range(cells.size):
+        if cells[i] < 0 or cells[i] >= n_cells:
+            return i
+    return -1
+
+
+@variant(space={"threads": THREADS})
+def store_cells_rows(
+    region: Region, rows: Floats, cells: Ints, *, fmt: KvFormat, config: Config
+) -> Region:
+    """Rows f32 [n, n_head_kv, d] into cells int32 [n] of a canonical region, in place.
+
+    Refuses another format, another row shape, and a cell outside the region.
+    """
+    cells = np.ascontiguousarray(cells, np.int32)
+    _check_store(region, rows, cells, fmt)
+    flat = np.ascontiguousarray(rows, np.float32).reshape(len(rows), region.row_elems)
+    launch(KERNELS[fmt], config["threads"], flat, region.arrays[0], cells)
+    return region
+
+
+@variant(space={"threads": THREADS})
+def qkv_rope_store_rows(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    k_region: Region,
+    v_region: Region,
+    positions: Ints,
+    cells: Ints,
+    cos: Floats,
+    sin: Floats,
+    *,
+    fmt: KvFormat,
+    pairing: str,
+    config: Config,
+) -> Floats:
+    """Rotate q and k [n, heads, d] by position, store k and v by cell; returns the rotated q."""
+    cells = np.ascontiguousarray(cells, np.int32)
+    for region, rows in ((k_region, k), (v_region, v)):
+        _check_store(region, rows, cells, fmt)
+    rotated = rope_rows(k, positions, cos, sin, pairing=pairing, config=config)
+    out: Floats = rope_rows(q, positions, cos, sin, pairing=pairing, config=config)
+    store_cells_rows(k_region, rotated, cells, fmt=fmt, config=config)
+    store_cells_rows(v_region, v, cells, fmt=fmt, config=config)
+    return out
+
+
+def _check_store(region: Region, rows: Floats, cells: Ints, fmt: KvFormat) -> None:
+    if region.fmt is not fmt or region.layout != "canonical":
+        raise Refusal(
+            "3.2",
+            f"a {region.fmt} region in layout {region.layout} does not take {fmt} rows",
+            {"region": str(region.fmt), "layout": region.layout, "fmt": str(fmt)},
+        )
+    wanted = (len(cells), region.n_head_kv, region.head_dim)
+    if rows.shape != wanted:
+        raise Refusal(
+            "2.5",
+            f"rows {list(rows.shape)} for {len(cells)} cells of this region must be {list(wanted)}",
+            {"shape": tuple(rows.shape), "wanted": wanted},
+        )
+    bad = _first_outside(cells, region.n_cells)
+    if bad >= 0:
+        raise Refusal(
+            "2.5",
+            f"cell {cells[bad]} of row {bad} is outside the region of {region.n_cells} cells",
+            {"cell": int(cells[bad]), "row": int(bad), "n_cells": region.n_cells},
+        )

@@ -1,0 +1,1 @@
+"""The cell store: which cells belong to whom, and the bytes in them (contract 5)."""

@@ -1,0 +1,267 @@
+"""One step: the rows of a batch are written layer by layer, then attended to (contract 5.5, 10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer import registry, window
+from minfer.errors import Refusal
+from minfer.format import Region
+from minfer.kv.checks import whole_number
+from minfer.kv.plan import Plan
+from minfer.ops import DECODE, Shape
+from minfer.window import KV_MAP_MAX_SPANS, Int32, WindowMode
+
+if TYPE_CHECKING:
+    from minfer.kv.store import KvStore
+
+Float32: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class StepInputs:
+    """The integer inputs of a step, one row a token.
+
+    positions: int32 [n_tokens]. cells: int32 [n_tokens], where each row is stored. window:
+    int32 [n_tokens, 2] (span), [n_tokens, 4, 2] (runs) or None (causal). groups: rows a sequence.
+    block_m: asks the default attention variant of this step for its tile height.
+    """
+
+    kind: str
+    mode: WindowMode
+    groups: tuple[int, ...]
+    positions: Int32
+    cells: Int32
+    window: Int32 | None
+    block_m: Callable[[], int]
+
+    @classmethod
+    def of(cls, plan: Plan, block_m: Callable[[], int]) -> StepInputs:
+        """The arrays of `plan`."""
+        ranges = [range(group.t, group.t + group.n) for group in plan.groups]
+        seen = list(zip(plan.spans, ranges, strict=True))
+        array = None
+        if plan.mode is WindowMode.SPAN:
+            array = window.span_array(seen)
+        elif plan.mode is WindowMode.RUNS:
+            array = window.runs_array(seen)
+        return cls(
+            kind=plan.kind,
+            mode=plan.mode,
+            groups=tuple(group.n for group in plan.groups),
+            positions=joined(ranges),
+            cells=joined(plan.cells),
+            window=array,
+            block_m=block_m,
+        )
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.positions)
+
+    @cached_property
+    def tiles(self) -> Int32:
+        """The tiles of the default attention variant, int32 [n_tiles_max, 2]."""
+        return self.cut(1 if self.kind == DECODE else self.block_m())
+
+    def cut(self, block_m: int) -> Int32:
+        """int32 [n_tiles_max, 2] of (first query, count); decode has one query a tile."""
+        if self.kind == DECODE:
+            return window.tiles(self.groups, 1, decode=True)
+        return window.tiles(self.groups, block_m)
+
+
+def joined(ranges: tuple[range, ...] | list[range]) -> Int32:
+    """The numbers of all `ranges` in one int32 array."""
+    return np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in ranges])
+
+
+class Step:
+    """What `store.step(batch)` hands to its block. Arrays are float32 and one row a token.
+
+    inputs: the integer inputs, for a graph that writes and attends by itself.
+    receipts: by layer, which attention variant ran last and why.
+    """
+
+    def __init__(self, store: KvStore, plan: Plan) -> None:
+        self.inputs = StepInputs.of(plan, self._default_block_m)
+        self.receipts: dict[int, registry.Receipt] = {}
+        self._store = store
+        self._written: set[int] = set()
+        self._choices: dict[tuple[str, Shape, str | None], registry.Choice] = {}
+        self._closed = False
+
+    def write(self, layer: int, *, k: Float32, v: Float32) -> None:
+        """Store the K and V rows [n_tokens, n_head_kv, head_dim] of `layer`; once a layer.
+
+        They become readable to later steps when the block ends well.
+        """
+        layer = self._unwritten(layer)
+        store = self._store
+        shape = (self.inputs.n_tokens, store.n_head_kv, store.head_dim)
+        rows = [checked_rows(name, array, shape) for name, array in (("k", k), ("v", v))]
+        choice = self._choose("store_cells", store.n_head_kv, None)
+        written = [
+            choice.launch(region, array, self.inputs.cells, fmt=store.fmt, config=choice.config)
+            for region, array in zip(store.region(layer), rows, strict=True)
+        ]
+        self.stored(layer, *written)
+
+    def stored(self, layer: int, k: Region, v: Region) -> None:
+        """Say that the rows of `layer` are stored in `inputs.cells`, by a graph for instance.
+
+        k, v: the regions the storing op returned; a backend may not write in place.
+        """
+        layer = self._unwritten(layer)
+        self._store.rebind(layer, k, v)
+        self._written.add(layer)
+
+    def region(self, layer: int) -> tuple[Region, Region]:
+        """The K and the V cells of `layer`."""
+        return self._store.region(self._in_block(layer))
+
+    def attend(
+        self,
+        layer: int,
+        *,
+        q: Float32,
+        scale: float | None = None,
+        width: int = 0,
+        variant: str | None = None,
+    ) -> Float32:
+        """Attention of q [n_tokens, n_head, head_dim] over the stored rows of `layer`.
+
+        Returns float32 of q's shape. scale multiplies the score, 1 / sqrt(head_dim) by default.
+        width: sliding width in positions, 0 for none. variant: a name, else the default.
+        """
+        layer = self._in_block(layer)
+        if layer not in self._written:
+            raise Refusal(
+                "5.5",
+                f"layer {layer} is attended before its rows are written; write it first",
+                {"layer": layer},
+            )
+        store, inputs = self._store, self.inputs
+        q = self._checked_query(q)
+        width = whole_number(width, "sliding width", "2.4")
+        choice = self._choose(inputs.mode.op, q.shape[1], variant)
+        k, v = store.region(layer)
+        out: Float32 = choice.launch(
+            q,
+            k,
+            v,
+            inputs.positions,
+            inputs.window,
+            inputs.cut(block_m_of(choice)),
+            fmt=store.fmt,
+            scale=checked_scale(scale, store.head_dim),
+            width=width,
+            config=choice.config,
+        )
+        self.receipts[layer] = choice.receipt
+        return out
+
+    def finish(self) -> None:
+        """Refuse the end of the block while a layer is unwritten."""
+        missing = sorted(set(range(self._store.n_layer)) - self._written)
+        if missing:
+            raise Refusal(
+                "5.5",
+                f"the step ends with layers {missing} of {self._store.n_layer} unwritten; "
+                "nothing of it becomes readable",
+                {"unwritten": missing, "n_layer": self._store.n_layer},
+            )
+
+    def close(self) -> None:
+        """Make the step useless: its block has ended."""
+        self._closed = True
+
+    def _in_block(self, layer: int) -> int:
+        if self._closed:
+            raise Refusal("5.5", "this step is over; open another with store.step(batch)", {})
+        return self._store.checked_layer(layer)
+
+    def _unwritten(self, layer: int) -> int:
+        layer = self._in_block(layer)
+        if layer in self._written:
+            raise Refusal(
+                "5.5",
+                f"layer {layer} is written a second time; a step writes each layer once",
+                {"layer": layer},
+            )
+        return layer
+
+    def _checked_query(self, q: Float32) -> Float32:
+        store, n_tokens = self._store, self.inputs.n_tokens
+        n_head = np.shape(q)[1] if np.ndim(q) == 3 else store.n_head_kv
+        q = checked_rows("q", q, (n_tokens, n_head, store.head_dim))
+        if not n_head or n_head % store.n_head_kv:
+            raise Refusal(
+                "2.8",
+                f"q has {n_head} heads, no multiple of the store's {store.n_head_kv} KV heads",
+                {"n_head": n_head, "n_head_kv": store.n_head_kv},
+            )
+        return q
+
+    def _default_block_m(self) -> int:
+        return block_m_of(self._choose(self.inputs.mode.op, self._store.n_head_kv, None))
+
+    def _choose(self, op: str, n_head: int, variant: str | None) -> registry.Choice:
+        """The choice for this step's shape; all layers of a step share it."""
+        store = self._store
+        variant = variant or dict(store.named_variants()).get(op)
+        shape = Shape(
+            kind=self.inputs.kind,
+            n_q=self.inputs.n_tokens,
+            n_head=n_head,
+            n_head_kv=store.n_head_kv,
+            head_dim=store.head_dim,
+            n_runs=KV_MAP_MAX_SPANS if op == WindowMode.RUNS.op else 1,
+        )
+        key = (op, shape, variant)
+        if key not in self._choices:
+            config = {} if store.threads is None else {"threads": store.threads}
+            self._choices[key] = registry.select(
+                op, device=store.device, fmt=store.fmt, shape=shape, variant=variant, config=config
+            )
+        return self._choices[key]
+
+
+def block_m_of(choice: registry.Choice) -> int:
+    """Tile height of a variant; one that has no say takes one query a tile."""
+    return int(choice.config.get("block_m", 1))
+
+
+def checked_rows(name: str, array: object, shape: tuple[int, ...]) -> Float32:
+    """`array` as contiguous float32 of `shape`; another shape or dtype is refused (4.2, 10)."""
+    if not isinstance(array, np.ndarray):
+        raise Refusal("10", f"{name} is a {type(array).__name__}; give a numpy array", {})
+    if array.dtype != np.float32:
+        raise Refusal(
+            "4.2",
+            f"{name} holds {array.dtype}; rows reach the store as float32, convert them first",
+            {"name": name, "dtype": str(array.dtype)},
+        )
+    if array.shape != shape:
+        raise Refusal(
+            "10",
+            f"{name} has shape {list(array.shape)}; this step takes {list(shape)}",
+            {"name": name, "shape": array.shape, "wanted": shape},
+        )
+    return np.ascontiguousarray(array)
+
+
+def checked_scale(scale: float | None, head_dim: int) -> float:
+    """`scale`, or its default 1 / sqrt(head_dim); one that is not finite is refused."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if not math.isfinite(scale):
+        raise Refusal("10", f"scale {scale} is not finite", {"scale": scale})
+    return float(scale)

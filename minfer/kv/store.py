@@ -1,0 +1,217 @@
+"""The cell store: the K and V cells of every layer, and the tables that say whose they are.
+
+Contract 5. Tables are `cells.CellTables`; bytes live in regions of the device's kernel package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer import settings
+from minfer.device import Device
+from minfer.errors import Refusal
+from minfer.format import KvFormat, Region, cell_words, resolve
+from minfer.kv.batch import Batch
+from minfer.kv.cells import CellTables
+from minfer.kv.checks import whole_number
+from minfer.kv.runs import Slot, Stats
+from minfer.kv.step import Float32, Step, checked_rows, joined
+from minfer.ops import PREFILL
+from minfer.window import CellSpan, Int32
+
+WORD_BYTES = 4
+
+
+class KvStore:
+    """`n_ctx` cells of K and of V in each of `n_layer` layers, shared out to sequences.
+
+    A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
+    None for MINFER_CACHE_TYPE and then the device's default (contract 3). threads: workers of
+    every kernel call, None for the variant's own.
+    """
+
+    def __init__(
+        self,
+        n_layer: int,
+        n_ctx: int,
+        n_head_kv: int,
+        head_dim: int,
+        *,
+        cache_type: str | KvFormat | None = None,
+        device: str | Device = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        self.n_layer = whole_number(n_layer, "n_layer", "10", low=1)
+        self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
+        self.head_dim = whole_number(head_dim, "head_dim", "10", low=1)
+        self.threads = None if threads is None else whole_number(threads, "threads", "10", low=1)
+        self._tables = CellTables(n_ctx)
+        self.n_ctx = self._tables.n_ctx
+        self.device = Device.parse(device)
+        self._kernels: Any = self.device.package()
+        requested = settings.cache_type() if cache_type is None else str(cache_type)
+        self.fmt = resolve(
+            requested,
+            device_kind=self.device.name,
+            n_layer=self.n_layer,
+            n_head_kv=self.n_head_kv,
+            head_dim=self.head_dim,
+            reads_packed_kv=self._kernels.READS_PACKED_KV,
+        )
+        self._regions = [(self._new_region(), self._new_region()) for _ in range(self.n_layer)]
+
+    def _new_region(self) -> Region:
+        region = self._kernels.empty_region(self.fmt, self.n_ctx, self.n_head_kv, self.head_dim)
+        return cast(Region, region)
+
+    @staticmethod
+    def memory_bytes(
+        *, n_layer: int, n_ctx: int, n_head_kv: int, head_dim: int, fmt: KvFormat
+    ) -> int:
+        """Bytes of all regions of such a store (contract 3.5), before one is made."""
+        return 2 * n_layer * n_ctx * cell_words(fmt, n_head_kv * head_dim) * WORD_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all regions."""
+        return self.memory_bytes(
+            n_layer=self.n_layer,
+            n_ctx=self.n_ctx,
+            n_head_kv=self.n_head_kv,
+            head_dim=self.head_dim,
+            fmt=self.fmt,
+        )
+
+    @property
+    def row_words(self) -> int:
+        """Width of a cell in f32 words."""
+        return cell_words(self.fmt, self.n_head_kv * self.head_dim)
+
+    @property
+    def layout(self) -> str:
+        """How the backend arranges cells inside its regions (contract 3.6)."""
+        return cast(str, self._kernels.LAYOUT)
+
+    def named_variants(self) -> tuple[tuple[str, str], ...]:
+        """(op, variant) that the environment asks for instead of the defaults (4.6)."""
+        if self.fmt is KvFormat.Q8_0 and settings.flag("MINFER_NO_FUSED_Q8_KV"):
+            return ("attn_window", "scratch"), ("attn_map", "scratch")
+        return ()
+
+    @property
+    def generation(self) -> int:
+        """Rises with every change of the tables."""
+        return self._tables.generation
+
+    def reserve(self, seq: int, cap: int) -> Slot:
+        """Cells for `cap` positions of `seq`: the lowest free run that holds them (5.2)."""
+        return self._tables.reserve(seq, cap)
+
+    def release(self, seq: int) -> None:
+        """Forget `seq` and free its run (5.2)."""
+        self._tables.release(seq)
+
+    def truncate(self, seq: int, rows: int) -> None:
+        """Keep the first `rows` positions of `seq` (5.11)."""
+        self._tables.truncate(seq, rows)
+
+    def has(self, seq: int) -> bool:
+        """Whether `seq` holds a run."""
+        return self._tables.has(seq)
+
+    def cap(self, seq: int) -> int:
+        """Number of positions `seq` has cells for."""
+        return self._tables.cap(seq)
+
+    def written(self, seq: int) -> int:
+        """Number of readable rows of `seq`."""
+        return self._tables.written(seq)
+
+    def spans(self, seq: int) -> list[CellSpan]:
+        """Where the positions of `seq` lie, its own run in full (contract 1)."""
+        return self._tables.spans(seq)
+
+    def owners(self) -> list[int]:
+        """The run id of every cell, -1 where it is free."""
+        return self._tables.owners()
+
+    def stats(self) -> Stats:
+        """Counts of the whole store (5.9)."""
+        return self._tables.stats()
+
+    def digest(self) -> str:
+        """A hash of the tables; equal tables, equal digest."""
+        return self._tables.digest()
+
+    def check(self) -> None:
+        """Raise AssertionError if the tables contradict themselves."""
+        self._tables.check()
+
+    @contextmanager
+    def step(self, batch: Batch) -> Iterator[Step]:
+        """Open the step of `batch`: write every layer, attend, and leave (5.5).
+
+        Its rows become readable when the block ends well. If the block raises, every sequence of
+        the batch is truncated to its first position in the batch.
+        """
+        plan = self._tables.plan(batch)
+        step = Step(self, plan)
+        self._tables.apply(plan)
+        try:
+            yield step
+            step.finish()
+        except BaseException:
+            self._tables.rollback(plan)
+            raise
+        else:
+            self._tables.commit(plan)
+        finally:
+            step.close()
+
+    def export(self, seq: int, layer: int, which: str = "k") -> Float32:
+        """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""
+        region, cells = self._read_plan(seq, layer, which)
+        return cast(Float32, self._kernels.to_host(self._kernels.decode_cells(region, cells)))
+
+    def export_cells(self, seq: int, layer: int, which: str = "k") -> NDArray[np.uint8]:
+        """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, 4 * row_words]."""
+        region, cells = self._read_plan(seq, layer, which)
+        return cast(NDArray[np.uint8], self._kernels.read_cells(region, cells))
+
+    def import_rows(self, seq: int, k: Float32, v: Float32) -> None:
+        """Append rows to `seq` in all layers at once, as a prefill would have written them.
+
+        k, v: float32 [n_layer, n, n_head_kv, head_dim]; they become positions
+        [written, written + n).
+        """
+        n = np.shape(k)[1] if np.ndim(k) == 4 else 1
+        shape = (self.n_layer, n, self.n_head_kv, self.head_dim)
+        k, v = checked_rows("k", k, shape), checked_rows("v", v, shape)
+        t = self.written(seq)
+        with self.step(Batch([seq] * n, range(t, t + n), PREFILL)) as step:
+            for layer in range(self.n_layer):
+                step.write(layer, k=k[layer], v=v[layer])
+
+    def region(self, layer: int) -> tuple[Region, Region]:
+        """The K and the V cells of `layer`."""
+        return self._regions[self.checked_layer(layer)]
+
+    def rebind(self, layer: int, k: Region, v: Region) -> None:
+        """Keep the regions that a storing op returned for `layer`."""
+        self._regions[layer] = (k, v)
+
+    def checked_layer(self, layer: int) -> int:
+        """`layer` as an index in [0, n_layer), refused outside."""
+        return whole_number(layer, "layer", "5.5", high=self.n_layer - 1)
+
+    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[Region, Int32]:
+        """The region and the cells that hold the readable rows of `seq`."""
+        if which not in ("k", "v"):
+            raise Refusal("10", f"which is {which!r}; give k or v", {"which": which})
+        region = self.region(layer)["kv".index(which)]
+        return region, joined((range(0), *self._tables.written_cells(seq)))

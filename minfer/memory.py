@@ -1,0 +1,59 @@
+"""How much memory a load needs and how much is free, asked before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minfer.errors import Refusal
+
+CGROUP = Path("/sys/fs/cgroup")
+HEADROOM = 64 << 20  # bytes left to the interpreter, compiled kernels and activations
+
+
+def free_bytes() -> int:
+    """Bytes a process can still take: free memory, within the limit of its control group."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    group = _group_free()
+    return free if group is None else min(free, group)
+
+
+def _group_free() -> int | None:
+    """What a control group (version 2) leaves, None without a limit."""
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+        cached = dict(
+            line.split() for line in (CGROUP / "memory.stat").read_text().splitlines()
+        ).get("inactive_file", "0")
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used + int(cached))
+
+
+def human(n: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    value, unit = float(n), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        if value < 1024:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def require(needs: dict[str, int], free: int | None = None) -> None:
+    """Refuse a load that needs more than is free, naming what takes how much.
+
+    needs: bytes by what they are for, e.g. weights and KV cache.
+    """
+    total = sum(needs.values()) + HEADROOM
+    free = free_bytes() if free is None else free
+    if total > free:
+        parts = ", ".join(f"{name} {human(n)}" for name, n in needs.items())
+        raise Refusal(
+            "0.1",
+            f"needs {human(total)} ({parts}), {human(free)} free; "
+            "use a smaller --n-ctx, a q8_0 cache or a smaller model",
+            {"needs": total, "free": free, **needs},
+        )

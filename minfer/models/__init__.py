@@ -1,0 +1,1 @@
+"""Models: files, tokenizers, chat templates, and one module an architecture."""

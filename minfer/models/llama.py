@@ -1,0 +1,61 @@
+"""The Llama family: which nodes, in which order.
+
+RMSNorm before attention and feed-forward, grouped-query attention with rotary positions, SwiGLU,
+residual sums (Touvron et al., arXiv 2302.13971; Ainslie et al., arXiv 2305.13245).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minfer.graph.builder import GraphBuilder, Value
+from minfer.models.gguf import Hyperparameters
+
+
+def forward(
+    b: GraphBuilder,
+    hp: Hyperparameters,
+    weights: Mapping[str, Any],
+    rope: tuple[Any, Any],
+) -> Value:
+    """Logits [n_out, n_vocab] of the rows in `out_rows`.
+
+    weights: arrays by GGUF tensor name. rope: cos and sin tables of `minfer.rope.tables`.
+    """
+    cos, sin = b.constant(rope[0]), b.constant(rope[1])
+    scale = hp.head_dim**-0.5
+    embeddings = weights["token_embd.weight"]
+    x = b.embed(b.constant(embeddings), b.input("tokens"))
+    for layer in range(hp.n_layer):
+        w = {part: weights[f"blk.{layer}.{part}.weight"] for part in PARTS}
+        h = b.rms_norm(x, b.constant(w["attn_norm"]), hp.rms_eps)
+        q = b.qkv_rope_store(
+            layer,
+            b.linear(w["attn_q"], h),
+            b.linear(w["attn_k"], h),
+            b.linear(w["attn_v"], h),
+            cos=cos,
+            sin=sin,
+            pairing=hp.rope_pairing,
+        )
+        x = b.add(x, b.linear(w["attn_output"], b.attention(layer, q, scale)))
+        h = b.rms_norm(x, b.constant(w["ffn_norm"]), hp.rms_eps)
+        gated = b.silu_mul(b.linear(w["ffn_gate"], h), b.linear(w["ffn_up"], h))
+        x = b.add(x, b.linear(w["ffn_down"], gated))
+    x = b.select_rows(x, b.input("out_rows"))
+    x = b.rms_norm(x, b.constant(weights["output_norm.weight"]), hp.rms_eps)
+    return b.linear(weights.get("output.weight", embeddings), x)
+
+
+PARTS = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)

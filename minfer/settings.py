@@ -1,0 +1,56 @@
+"""Environment settings, read here and nowhere else (contract 9.5).
+
+A flag is off when unset, empty or "0", on when "1", and refused otherwise. `SETTINGS` is the list
+that `docs/settings.md` and `minfer devices` show.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from minfer.errors import Refusal
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable: its default as text, and what it does."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting("MINFER_CACHE_TYPE", "auto", "KV cache format: f32, f16 or q8_0; --cache-type wins"),
+    Setting("MINFER_CACHE_DIR", "~/.cache/minfer", "folder of pulled models and compiled kernels"),
+    Setting("MINFER_NO_FUSED_Q8_KV", "0", "1: read a q8_0 cache through the variant `scratch`"),
+    Setting("MINFER_METAL_SIM", "0", "1: device metal runs in the simulator"),
+)
+
+
+def flag(name: str) -> bool:
+    """The on/off value of environment variable `name`."""
+    value = os.environ.get(name, "")
+    if value in ("", "0"):
+        return False
+    if value == "1":
+        return True
+    raise Refusal(
+        "9.5", f"{name}={value!r} is neither 0 nor 1; unset it or use one of them", {name: value}
+    )
+
+
+def cache_type() -> str | None:
+    """MINFER_CACHE_TYPE as it stands, None where unset or empty; `format` parses it."""
+    return os.environ.get("MINFER_CACHE_TYPE") or None
+
+
+def cache_dir() -> Path:
+    """The user's folder for pulled models and compiled kernels; not created here."""
+    chosen = os.environ.get("MINFER_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "minfer"

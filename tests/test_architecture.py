@@ -1,0 +1,150 @@
+"""The house rules: who imports whom, what an import costs, and one signature per op."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minfer import reference, registry
+from minfer.ops import OPS
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "minfer"
+
+# From the ground up: a module imports its own layer and those before it.
+LAYERS = (
+    ("errors", "settings", "format", "window", "rope", "memory"),
+    ("ops", "reference", "cases"),
+    ("kernels_numba", "kernels_triton", "kernels_mlx"),
+    ("device", "registry", "functional"),
+    ("kv",),
+    ("graph",),
+    ("models",),
+    ("pull",),
+    ("engine",),
+    ("commands",),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+KERNELS = LAYERS[2]
+FOR_KERNELS = {"errors", "settings", "format", "window", "ops"}
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def home(path: Path) -> str:
+    """The layer name of a file: its top module or package below minfer."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Names below `minfer` that a file imports, anywhere in its text."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("minfer.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "minfer":
+            found |= {a.name for a in node.names if a.name in LEVEL}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minfer."):
+            found.add(str(node.module).split(".")[1])
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    here = home(path)
+    assert here in LEVEL, f"{here} has no layer; give it one in LAYERS"
+    for name in imported(path) - {here}:
+        assert LEVEL[name] <= LEVEL[here], f"{path.name} reaches up to {name}"
+        if here in KERNELS:
+            assert name in FOR_KERNELS, f"a kernel package may not see {name}"
+
+
+def test_nothing_is_imported_relatively() -> None:
+    for path in modules():
+        assert not re.search(r"^\s*from \.", path.read_text(), re.MULTILINE), path
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_oracle_takes_the_arguments_of_the_op(op) -> None:
+    oracle = getattr(reference, op.name)
+    assert tuple(inspect.signature(oracle).parameters) == op.parameters
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize("package", ["kernels_numba"])
+def test_every_package_has_every_op_with_its_signature(op, package: str) -> None:
+    if package not in op.backends:
+        pytest.skip(f"{op.name} is not asked of {package}")
+    found = registry.collect(f"minfer.{package}").get(op.name, ())
+    assert found, f"{package} lacks {op.name}"
+    for variant in found:
+        parameters = inspect.signature(variant.launch).parameters
+        assert tuple(parameters) == op.parameters
+        for name in (*op.keywords, "config"):
+            assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_attention_variants_come_in_pairs() -> None:
+    table = registry.collect("minfer.kernels_numba")
+    names = {op: [v.name for v in table[op]] for op in ("attn_window", "attn_map")}
+    assert names["attn_window"] == names["attn_map"] == ["rows", "split", "flash"]
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"numba", "llvmlite", "triton", "torch", "mlx"}:
+            raise AssertionError(f"{name} was imported")
+sys.meta_path.insert(0, Block())
+import minfer
+minfer.KvFormat, minfer.Batch, minfer.Span, minfer.Refusal, minfer.variant, minfer.Device
+assert "Engine" in dir(minfer)
+print("clean")
+"""
+
+
+def test_import_needs_no_kernel_language() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "clean", done.stderr
+
+
+def test_every_public_name_resolves() -> None:
+    import minfer
+
+    for name in minfer.__all__:
+        assert getattr(minfer, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'kv_cache'"):
+        _ = minfer.kv_cache
+
+
+def test_files_and_functions_stay_small() -> None:
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        text = path.read_text()
+        limit = 400 if "kernels" in path.parts[-2] or path.parts[-2] == "tests" else 300
+        assert len(text.splitlines()) <= limit, f"{path} is over {limit} lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                assert length <= 70, f"{path.name}:{node.name} has {length} lines"
+
+
+def test_environment_is_read_in_one_module() -> None:
+    for path in modules():
+        if home(path) in ("settings",):
+            continue
+        reads = re.findall(r"os\.(?:environ|getenv)", path.read_text())
+        # `minfer devices` shows the raw values of the table in settings.
+        assert not reads or path.name == "inspect.py", f"{path} reads the environment"
