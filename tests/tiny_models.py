@@ -1,8 +1,8 @@
 """Tiny random Llama models in GGUF files, for tests.
 
-The weights are drawn with a residual stream that mostly keeps the token embedding, and an output
-head that maps each token to a successor, so that greedy text has clear margins. The numpy half
-needs no torch; `write_tiny_llama` returns the same weights as a transformers model.
+The weights are random but for one thing: the last feed-forward layer prefers one successor for each
+token, so that greedy text wanders and has clear margins, while the rest of the context moves the
+logits. Only `write_tiny_llama` needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ import numpy as np
 from minfer.models.tokenizer import byte_alphabet
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = (
-    "t h|th e|Ġ t|Ġt h|Ġth e|i n|a n|an d|Ġ a|o n|e r|r e|Ġ s|Ġ w|o r|l l|h e|Ġ i|Ġ c|Ġ o|"
-    "Ġc a|a t|Ġca t|l o|he ll|hell o|Ġ Ġ|ĠĠ ĠĠ|â Ģ|1 2"
-).split("|")
+# fmt: off
+MERGES = [
+    "t h", "th e", "Ġ t", "Ġt h", "Ġth e", "i n", "a n", "an d", "Ġ a", "o n", "e r", "r e",
+    "Ġ s", "Ġ w", "o r", "l l", "h e", "Ġ i", "Ġ c", "Ġ o", "Ġc a", "a t", "Ġca t", "l o",
+    "he ll", "hell o", "Ġ Ġ", "ĠĠ ĠĠ", "â Ģ", "1 2",
+]
+# fmt: on
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
     "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+Array = np.ndarray[Any, np.dtype[np.float32]]
+CONTEXT, SUCCESSOR = 0.35, 3.0  # what earlier tokens, and the last one, say about the next
 ROPE_BASE, RMS_EPS, N_CTX = 10000.0, 1e-5, 512
 
 
@@ -39,7 +44,7 @@ class Tiny:
     head_dim: int = 32
     n_ff: int = 96
     tied: bool = True
-    seed: int = 0
+    seed: int = 2
 
 
 def tiny_tokens() -> list[str]:
@@ -48,41 +53,69 @@ def tiny_tokens() -> list[str]:
     return [*CONTROL_TOKENS, *byte_alphabet().values(), *merged]
 
 
-def tiny_weights(tiny: Tiny) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+def tiny_weights(tiny: Tiny) -> dict[str, Array]:
     """Weights by GGUF name, row-major float32, q and k in the half-split order of transformers."""
     rng = np.random.default_rng(tiny.seed)
-    n_vocab = len(tiny_tokens())
+    n_vocab, n_code = len(tiny_tokens()), (tiny.n_embd - 1) // 2
 
-    def draw(n_out: int, n_in: int, gain: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return (rng.standard_normal((n_out, n_in)) * gain / np.sqrt(n_in)).astype(np.float32)
+    def draw(n_out: int, n_in: int, gain: float) -> Array:
+        drawn: Array = rng.standard_normal((n_out, n_in), dtype=np.float32)
+        return drawn * np.float32(gain / np.sqrt(n_in))
 
-    def norm() -> np.ndarray[Any, np.dtype[np.float32]]:
-        return rng.uniform(0.5, 1.5, tiny.n_embd).astype(np.float32)
+    def norm(gain: float = 1.0) -> Array:
+        return (gain * rng.uniform(0.5, 1.5, tiny.n_embd)).astype(np.float32)
 
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
-    embedding = rng.standard_normal((n_vocab, tiny.n_embd)).astype(np.float32)
-    weights = {"token_embd.weight": embedding}
+    weights = {"token_embd.weight": _embedding(rng, n_vocab, tiny.n_embd)}
     for i in range(tiny.n_layer):
         weights |= {
             f"blk.{i}.attn_norm.weight": norm(),
             f"blk.{i}.attn_q.weight": draw(n_q, tiny.n_embd, 1.5),
             f"blk.{i}.attn_k.weight": draw(n_kv, tiny.n_embd, 1.5),
             f"blk.{i}.attn_v.weight": draw(n_kv, tiny.n_embd, 1.0),
-            f"blk.{i}.attn_output.weight": draw(tiny.n_embd, n_q, 1.0),
+            f"blk.{i}.attn_output.weight": draw(tiny.n_embd, n_q, CONTEXT),
             f"blk.{i}.ffn_norm.weight": norm(),
             f"blk.{i}.ffn_gate.weight": draw(tiny.n_ff, tiny.n_embd, 1.0),
             f"blk.{i}.ffn_up.weight": draw(tiny.n_ff, tiny.n_embd, 1.0),
-            f"blk.{i}.ffn_down.weight": draw(tiny.n_embd, tiny.n_ff, 1.0),
+            f"blk.{i}.ffn_down.weight": draw(tiny.n_embd, tiny.n_ff, CONTEXT),
         }
+    _write_successor(weights, f"blk.{tiny.n_layer - 1}", n_code)
     weights["output_norm.weight"] = norm()
+    weights["output_norm.weight"][: 1 + n_code] *= 0.1
     if not tiny.tied:
-        weights["output.weight"] = draw(n_vocab, tiny.n_embd, 4.0)
+        weights["output.weight"] = weights["token_embd.weight"] + draw(n_vocab, tiny.n_embd, 1.0)
     return weights
 
 
-def interleave(
-    weight: np.ndarray[Any, np.dtype[np.float32]], n_head: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _embedding(rng: np.random.Generator, n_vocab: int, n_embd: int) -> Array:
+    """[n_vocab, n_embd]: a constant, the code of the token, the code of the token it follows."""
+    n_code = (n_embd - 1) // 2
+    codes = rng.standard_normal((n_vocab, n_code), dtype=np.float32)
+    codes /= np.sqrt((codes * codes).mean(axis=1, keepdims=True))
+    order = rng.permutation(n_vocab)
+    before = np.empty(n_vocab, dtype=np.int64)
+    before[order] = np.roll(order, 1)
+    rows = np.ones((n_vocab, n_embd), dtype=np.float32)
+    rows[:, 1 : 1 + n_code] = codes
+    rows[:, 1 + n_code : 1 + 2 * n_code] = codes[before]
+    return rows
+
+
+def _write_successor(weights: dict[str, Array], block: str, n_code: int) -> None:
+    """Make feed-forward units copy the token's code to where its successor is looked up.
+
+    The constant opens their gates, so that they are linear.
+    """
+    gate, up = weights[f"{block}.ffn_gate.weight"], weights[f"{block}.ffn_up.weight"]
+    down = weights[f"{block}.ffn_down.weight"]
+    gate[:n_code], up[:n_code], down[:, :n_code] = 0.0, 0.0, 0.0
+    for unit in range(n_code):
+        gate[unit, 0] = 2.0
+        up[unit, 1 + unit] = SUCCESSOR
+        down[1 + n_code + unit, unit] = 1.0
+
+
+def interleave(weight: Array, n_head: int) -> Array:
     """Rows of q or k from half-split (i, i + d/2) to interleaved (2i, 2i + 1) pairs, per head."""
     halves = weight.reshape(n_head, 2, -1, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
@@ -174,11 +207,10 @@ def write_tiny_llama(path: Path, **sizes: Any) -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
         rms_norm_eps=RMS_EPS,
         tie_word_embeddings=tiny.tied,
-        attn_implementation="eager",
         bos_token_id=1,
         eos_token_id=2,
     )
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
     state = {
         transformers_name(name): torch.from_numpy(weight)
         for name, weight in tiny_weights(tiny).items()
@@ -186,6 +218,7 @@ def write_tiny_llama(path: Path, **sizes: Any) -> Any:
     if tiny.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)
+    model.train(False)
     return model
 
 

@@ -67,7 +67,8 @@ def _tokens(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
         raise Refusal("0.3", f"{args.model} has no chat template; leave --chat out", {})
     messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": prompt})
-    return engine.tokenizer.encode_chat(engine.chat_template, messages)
+    text = chat_template.render(messages, engine.chat_template, **engine.tokenizer.marks)
+    return engine.tokenizer.encode(text, special=True)
 
 
 def _show(piece: str, args: argparse.Namespace) -> str:

@@ -128,7 +128,7 @@ class KernelCache:
             handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
             with os.fdopen(handle, "wb") as file:
                 file.write(pickle.dumps(result._reduce(), protocol=pickle.HIGHEST_PROTOCOL))
-            os.replace(temporary, path)
+            Path(temporary).replace(path)
 
     def flush(self) -> None:
         """Forget this kernel's compiled code."""

@@ -49,40 +49,41 @@ def _softmax_row(e: Emitter, row: Any, begin: Any, end: Any, lo: Any, hi: Any, s
     e.store(e.reduce(e.get(total), build.fadd), state, 4)
 
 
-def _blend(e: Emitter, a: Any, b: Any, weight_a: Any, weight_b: Any, n: Any) -> None:
-    """a = a * weight_a + b * weight_b over n f32, n % 16 == 0; b's product is rounded first."""
-    x, y = e.splat(weight_a), e.splat(weight_b)
-    with e.loop(e.builder.udiv(n, e.index(LANES))) as i:
-        at = e.mul(i, 4 * LANES)
-        product = e.builder.fmul(e.load(VF, b, at), y)
-        e.store(e.fma(e.load(VF, a, at), x, product), a, at)
-
-
-def _divide(e: Emitter, acc: Any, total: Any, out: Any, n: Any) -> None:
-    """out = acc / total over n f32, n % 16 == 0; adding +0 leaves no negative zero."""
-    by, zero = e.splat(total), e.const(VF, 0.0)
-    with e.loop(e.builder.udiv(n, e.index(LANES))) as i:
-        at = e.mul(i, 4 * LANES)
-        e.store(e.builder.fadd(e.builder.fdiv(e.load(VF, acc, at), by), zero), out, at)
-
-
 softmax_row = intrinsic_of("pppppp:v", _softmax_row)  # row, begin, end, lo, hi, state
-blend = intrinsic_of("ppffp:v", _blend)  # a, b, weight_a, weight_b, n
-divide = intrinsic_of("pfpp:v", _divide)  # acc, total, out, n
 
 
 @kernel
-def join_weights(state_a, state_b):
-    """Factors of two states (m, l) when they join; the joined state goes to the first."""
+def join(state_a, acc_a, state_b, acc_b):
+    """Join state b into state a: (m, l) and the weighted values [d]; both saw keys."""
     m = max(state_a[0], state_b[0])
     weight_a, weight_b = exp2(state_a[0] - m), exp2(state_b[0] - m)
-    state_a[1] = state_a[1] * weight_a + state_b[1] * weight_b
     state_a[0] = m
-    return weight_a, weight_b
+    state_a[1] = state_a[1] * weight_a + state_b[1] * weight_b
+    for j in range(acc_a.shape[0]):
+        acc_a[j] = acc_a[j] * weight_a + acc_b[j] * weight_b
 
 
 @kernel
-def partition_of(slots, firsts, slot):
-    """Query and absolute partition index of a state slot; slots holds each query's first."""
-    query = np.searchsorted(slots, slot, side="right") - 1
-    return query, firsts[query] + slot - slots[query]
+def join_partitions(states, acc, head, first, last):
+    """Join partitions first .. last (absolute) of one head; the result is in row 0.
+
+    states [n, n_head, 2], acc [n, n_head, d], row 0 is partition `first`. Each group keeps its
+    state in the row of the first partition that exists in it.
+    """
+    half = 1
+    while half <= last:
+        group = first // (2 * half) * (2 * half)
+        while group + half <= last:
+            middle = group + half
+            if middle > first:
+                a, b = max(group, first) - first, middle - first
+                join(states[a, head], acc[a, head], states[b, head], acc[b, head])
+            group += 2 * half
+        half *= 2
+
+
+@kernel
+def finish(acc, total, out):
+    """out = acc / total; adding +0 leaves no negative zero, which masked keys could flip."""
+    for j in range(out.shape[0]):
+        out[j] = acc[j] / total + np.float32(0)

@@ -75,9 +75,7 @@ def dot_q8_0_blocks(a: Bytes, b: Bytes, *, n: int, config: Config) -> Floats:
 
 def _check_blocks(m: int) -> None:
     if m % BLOCK:
-        raise Refusal(
-            "3.3", f"q8_0 rows of {m} elements are not whole blocks of {BLOCK}", {"m": m}
-        )
+        raise Refusal("3.3", f"q8_0 rows of {m} elements are not whole blocks of {BLOCK}", {"m": m})
 
 
 def _checked_cells(cells: Bytes, n: int) -> Bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from minfer.ops import DECODE, KINDS
 
 DECODE_ROWS_MAX = 8
 
-Ints: TypeAlias = Sequence[int] | NDArray[np.integer]
+Ints: TypeAlias = Sequence[int | np.integer[Any]] | NDArray[np.integer[Any]]
 
 
 class Group(NamedTuple):

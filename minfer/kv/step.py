@@ -3,84 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer import registry, window
+from minfer import registry
 from minfer.errors import Refusal
 from minfer.format import Region
 from minfer.kv.checks import whole_number
+from minfer.kv.inputs import StepInputs
 from minfer.kv.plan import Plan
-from minfer.ops import DECODE, Shape
-from minfer.window import KV_MAP_MAX_SPANS, Int32, WindowMode
+from minfer.ops import Shape
+from minfer.window import KV_MAP_MAX_SPANS, WindowMode
 
 if TYPE_CHECKING:
     from minfer.kv.store import KvStore
 
 Float32: TypeAlias = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class StepInputs:
-    """The integer inputs of a step, one row a token.
-
-    positions: int32 [n_tokens]. cells: int32 [n_tokens], where each row is stored. window:
-    int32 [n_tokens, 2] (span), [n_tokens, 4, 2] (runs) or None (causal). groups: rows a sequence.
-    block_m: asks the default attention variant of this step for its tile height.
-    """
-
-    kind: str
-    mode: WindowMode
-    groups: tuple[int, ...]
-    positions: Int32
-    cells: Int32
-    window: Int32 | None
-    block_m: Callable[[], int]
-
-    @classmethod
-    def of(cls, plan: Plan, block_m: Callable[[], int]) -> StepInputs:
-        """The arrays of `plan`."""
-        ranges = [range(group.t, group.t + group.n) for group in plan.groups]
-        seen = list(zip(plan.spans, ranges, strict=True))
-        array = None
-        if plan.mode is WindowMode.SPAN:
-            array = window.span_array(seen)
-        elif plan.mode is WindowMode.RUNS:
-            array = window.runs_array(seen)
-        return cls(
-            kind=plan.kind,
-            mode=plan.mode,
-            groups=tuple(group.n for group in plan.groups),
-            positions=joined(ranges),
-            cells=joined(plan.cells),
-            window=array,
-            block_m=block_m,
-        )
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.positions)
-
-    @cached_property
-    def tiles(self) -> Int32:
-        """The tiles of the default attention variant, int32 [n_tiles_max, 2]."""
-        return self.cut(1 if self.kind == DECODE else self.block_m())
-
-    def cut(self, block_m: int) -> Int32:
-        """int32 [n_tiles_max, 2] of (first query, count); decode has one query a tile."""
-        if self.kind == DECODE:
-            return window.tiles(self.groups, 1, decode=True)
-        return window.tiles(self.groups, block_m)
-
-
-def joined(ranges: tuple[range, ...] | list[range]) -> Int32:
-    """The numbers of all `ranges` in one int32 array."""
-    return np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in ranges])
 
 
 class Step:

@@ -19,8 +19,9 @@ from minfer.format import KvFormat, Region, cell_words, resolve
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
 from minfer.kv.checks import whole_number
+from minfer.kv.inputs import joined
 from minfer.kv.runs import Slot, Stats
-from minfer.kv.step import Float32, Step, checked_rows, joined
+from minfer.kv.step import Float32, Step, checked_rows
 from minfer.ops import PREFILL
 from minfer.window import CellSpan, Int32
 

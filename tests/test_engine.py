@@ -1,0 +1,245 @@
+"""Whole models: against transformers, and against themselves in another shape of batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import write_tiny_gguf, write_tiny_llama
+
+from minfer import Batch, Engine
+from minfer import engine as engine_module
+from minfer.engine import Timing, output_rows
+from minfer.errors import Refusal
+from minfer.format import KvFormat
+
+FORMATS = [fmt.value for fmt in KvFormat]
+PROMPT = [5, 90, 41, 7, 201, 33, 33, 12, 150, 6, 77]
+
+
+def load(path: Path, cache_type: str = "f32", **how: object) -> Engine:
+    return Engine.load(path, cache_type=cache_type, **{"n_ctx": 96, "threads": 2, **how})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path
+
+
+def run(engine: Engine, prompt: list[int], steps: int, seq: int = 0) -> np.ndarray:
+    """Logits after the prompt and after each of `steps` greedy tokens, [steps + 1, n_vocab]."""
+    if not engine.store.has(seq):
+        engine.store.reserve(seq, 48)
+    rows = [engine.prefill(prompt, seq)]
+    for _ in range(steps):
+        rows.append(engine.decode(int(np.argmax(rows[-1])), seq))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "sizes",
+    [{"head_dim": 16}, {"head_dim": 32}, {"head_dim": 24, "n_head": 6, "n_head_kv": 2}],
+    ids=["d16", "d32", "d24-gqa3"],
+)
+def test_a_tiny_llama_gives_the_logits_of_transformers(
+    tmp_path: Path, sizes: dict[str, int], tied: bool
+) -> None:
+    import torch
+
+    model = write_tiny_llama(tmp_path / "m.gguf", tied=tied, seed=3, **sizes)
+    engine = load(tmp_path / "m.gguf")
+    ours = run(engine, PROMPT, 6)
+    fed = PROMPT + [int(t) for t in ours[:-1].argmax(axis=1)]
+    with torch.no_grad():
+        theirs = model(torch.tensor([fed])).logits[0, len(PROMPT) - 1 :].numpy()
+    error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    assert error < 1e-4
+    assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).all()
+
+
+def test_narrow_formats_stay_close_to_f32(tiny: Path) -> None:
+    full = run(load(tiny), PROMPT, 0)
+    for fmt, bound in (("f16", 2e-3), ("q8_0", 5e-2)):
+        other = run(load(tiny, fmt), PROMPT, 0)
+        error = np.abs(other - full).max() / np.abs(full).max()
+        assert 0 < error < bound
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_two_sequences_in_a_batch_equal_two_single_runs(tiny: Path, fmt: str) -> None:
+    other = PROMPT[::-1][:7]
+    alone = [run(load(tiny, fmt), prompt, 3) for prompt in (PROMPT, other)]
+    both = load(tiny, fmt)
+    both.store.reserve(1, 40)
+    both.store.reserve(2, 40)
+    groups = [(2, other), (1, PROMPT)]
+    logits = both.forward(
+        Batch(
+            [seq for seq, tokens in groups for _ in tokens],
+            [i for _, tokens in groups for i in range(len(tokens))],
+            "prefill",
+            [t for _, tokens in groups for t in tokens],
+        )
+    )
+    rows = {2: [logits[0]], 1: [logits[1]]}
+    for _ in range(3):
+        tokens = [int(np.argmax(rows[seq][-1])) for seq in (1, 2)]
+        batch = Batch([1, 2], [both.store.written(1), both.store.written(2)], "decode", tokens)
+        for seq, row in zip((1, 2), both.forward(batch), strict=True):
+            rows[seq].append(row)
+    assert np.array_equal(np.stack(rows[1]), alone[0])
+    assert np.array_equal(np.stack(rows[2]), alone[1])
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_of_a_prompt_equal_one_chunk(tiny: Path, fmt: str, chunk: int) -> None:
+    prompt = (PROMPT * 7)[:70]
+    whole, cut = load(tiny, fmt), load(tiny, fmt)
+    for engine in (whole, cut):
+        engine.store.reserve(0, 96)
+    assert np.array_equal(whole.prefill(prompt, 0), cut.prefill(prompt, 0, chunk=chunk))
+    for layer in range(whole.hp.n_layer):
+        for which in "kv":
+            assert np.array_equal(
+                whole.store.export_cells(0, layer, which), cut.store.export_cells(0, layer, which)
+            )
+    assert np.array_equal(whole.decode(9, 0), cut.decode(9, 0))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_threads_and_placement_change_no_bit(tiny: Path, fmt: str) -> None:
+    expected = run(load(tiny, fmt, threads=1), PROMPT, 3)
+    for threads in (2, 3):
+        assert np.array_equal(run(load(tiny, fmt, threads=threads), PROMPT, 3), expected)
+    moved = load(tiny, fmt)
+    moved.store.reserve(8, 13)
+    assert np.array_equal(run(moved, PROMPT, 3, seq=1), expected)
+    assert moved.store.spans(1)[0].cell == 13
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_draft_rows_equal_one_token_at_a_time(tiny: Path, fmt: str) -> None:
+    single, together = load(tiny, fmt), load(tiny, fmt)
+    expected = run(single, PROMPT, 5)
+    drafted = [int(t) for t in expected[:-1].argmax(axis=1)]
+    run(together, PROMPT, 0)
+    at = range(len(PROMPT), len(PROMPT) + 5)
+    logits = together.forward(Batch([0] * 5, list(at), "decode", drafted))
+    assert np.array_equal(logits, expected[1:])
+
+
+def test_logits_rows_follow_the_contract() -> None:
+    one = Batch([4] * 5, list(range(5)), "prefill", [0] * 5)
+    assert output_rows(one, 1) == [4]
+    assert output_rows(one, 3) == [2, 3, 4]
+    two = Batch([4, 4, 9], [0, 1, 0], "prefill", [0] * 3)
+    assert output_rows(two, 1) == [1, 2]
+    assert output_rows(Batch([4, 9], [3, 5], "decode", [0] * 2), 1) == [0, 1]
+    for batch, n_out in ((one, 0), (one, 6), (two, 2)):
+        with pytest.raises(Refusal) as refused:
+            output_rows(batch, n_out)
+        assert refused.value.rule == "7.3"
+
+
+def test_generate_stops_at_its_limit_and_times_itself(tiny: Path) -> None:
+    engine, timing = load(tiny), Timing()
+    made = list(engine.generate(PROMPT, 4, timing=timing))
+    assert made == [int(t) for t in run(load(tiny), PROMPT, 3).argmax(axis=1)]
+    assert timing.tokens == {"prefill": 11, "decode": 3}
+    assert timing.rate("prefill") > 0
+
+
+def test_generate_fills_the_cache_to_the_last_cell(tiny: Path) -> None:
+    engine = load(tiny, n_ctx=14)
+    made = list(engine.generate(PROMPT))
+    assert len(made) == 4 and engine.store.written(0) == 14
+
+
+def test_what_does_not_fit_is_refused_before_anything_runs(tiny: Path) -> None:
+    engine = load(tiny, n_ctx=14)
+    for prompt, n, message in (
+        ([], 4, "the prompt has no tokens"),
+        (PROMPT * 2, 1, "22 prompt tokens and 1 to generate need 22 cells and n_ctx is 14"),
+        (PROMPT, 5, "need 15 cells and n_ctx is 14"),
+        (PROMPT, 0, "max_tokens is 0"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            engine.generate(prompt, n)
+        assert not engine.store.has(0)
+    assert len(list(engine.generate(PROMPT, 4))) == 4
+
+
+def test_logits_that_are_not_finite_stop_generation(tiny: Path) -> None:
+    engine = load(tiny)
+    engine._weights["output_norm.weight"] = np.full(64, np.nan, np.float32)
+    with pytest.raises(Refusal, match="position 10") as refused:
+        list(engine.generate(PROMPT, 2))
+    assert refused.value.rule == "4.2"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"n_ctx": 0}, "n_ctx is 0; it must be at least 1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"cache_type": "q8"}, "cache type 'q8' is none of"),
+        ({"device": "tpu"}, "device 'tpu' is none of"),
+        ({"device": "cuda"}, "device cuda has no kernels in this version"),
+    ],
+)
+def test_load_refuses_bad_arguments(tiny: Path, how: dict[str, object], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
+        Engine.load(tiny, **how)  # type: ignore[arg-type]
+
+
+def test_the_environment_sets_the_format_and_an_argument_wins(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINFER_CACHE_TYPE", "q8_0")
+    assert Engine.load(tiny, n_ctx=8).store.fmt is KvFormat.Q8_0
+    assert load(tiny, "f16").store.fmt is KvFormat.F16
+    monkeypatch.setenv("MINFER_CACHE_TYPE", "q8")
+    with pytest.raises(Refusal, match="cache type 'q8'"):
+        Engine.load(tiny, n_ctx=8)
+
+
+def test_two_engines_with_two_formats_live_in_one_process(tiny: Path) -> None:
+    alone = {fmt: run(load(tiny, fmt), PROMPT, 3) for fmt in ("f32", "q8_0")}
+    first, second = load(tiny, "f32"), load(tiny, "q8_0")
+    a, b = [run(first, PROMPT, 0)[0]], [run(second, PROMPT, 0)[0]]
+    for _ in range(3):
+        a.append(first.decode(int(np.argmax(a[-1])), 0))
+        b.append(second.decode(int(np.argmax(b[-1])), 0))
+    assert np.array_equal(np.stack(a), alone["f32"])
+    assert np.array_equal(np.stack(b), alone["q8_0"])
+    assert not np.array_equal(a[0], b[0])
+
+
+def test_q8_0_needs_whole_blocks_in_a_head(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "m.gguf", head_dim=16)
+    with pytest.raises(Refusal, match="head_dim 16 and n_kv_embd 32") as refused:
+        load(tmp_path / "m.gguf", "q8_0")
+    assert refused.value.rule == "3.3"
+
+
+def test_a_load_that_would_not_fit_is_refused_before_it_starts(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module.memory, "free_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(engine_module, "_decode_weights", None)
+    with pytest.raises(Refusal, match=r"needs .* \(weights .*, f32 KV cache .*\), 100.0 MiB free"):
+        load(tiny, n_ctx=1 << 20)
+
+
+def test_scratch_is_refused_where_it_does_not_exist(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINFER_NO_FUSED_Q8_KV", "1")
+    assert len(list(load(tiny, "f32").generate(PROMPT, 2))) == 2
+    with pytest.raises(Refusal, match="no variant 'scratch'"):
+        list(load(tiny, "q8_0").generate(PROMPT, 2))

@@ -1,0 +1,155 @@
+"""Graphs: identity from params alone, inputs checked before anything runs, memory given back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import write_tiny_gguf
+
+from minfer import Batch, Engine, KvStore
+from minfer.errors import Refusal
+from minfer.format import KvFormat
+from minfer.graph.cache import MAX_GRAPHS, GraphCache
+from minfer.graph.params import GraphParams
+from minfer.graph.run import execute, fill_batch_inputs
+from minfer.window import WindowMode
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    return Engine.load(tmp_path / "tiny.gguf", n_ctx=512, threads=1)
+
+
+def decode_graph(engine: Engine, n_tokens: int = 1):
+    return engine._build(
+        GraphParams(
+            n_tokens=n_tokens,
+            n_out=n_tokens,
+            kind="decode",
+            devices=("cpu",) * engine.hp.n_layer,
+            kv_format=KvFormat.F32,
+            layout=engine.store.layout,
+            windows=((WindowMode.CAUSAL, 0),) * engine.hp.n_layer,
+        )
+    )
+
+
+def test_one_decode_graph_serves_500_positions(engine: Engine) -> None:
+    engine.store.reserve(0, 512)
+    logits = engine.prefill([5, 6], 0)
+    graph = decode_graph(engine)
+    for _ in range(500):
+        token = int(np.argmax(logits))
+        batch = Batch([0], [engine.store.written(0)], "decode", [token])
+        with engine.store.step(batch) as step:
+            inputs = fill_batch_inputs(graph, step.inputs, [token], [0], 512)
+            logits = execute(graph, inputs, step)[0]
+    assert engine.store.written(0) == 502
+    fresh = Engine.load(engine.path, n_ctx=512, threads=1)
+    fresh.store.reserve(0, 512)
+    expected = fresh.prefill([5, 6], 0)
+    for _ in range(500):
+        expected = fresh.decode(int(np.argmax(expected)), 0)
+    assert np.array_equal(logits, expected)
+    assert fresh.graphs_built == 2  # the prompt's, and one for all decoded tokens
+
+
+def test_receipts_cover_every_op(engine: Engine) -> None:
+    graph = decode_graph(engine)
+    ops = {receipt.op for receipt in graph.receipts}
+    assert {n.op for n in graph.nodes} - {"reshape"} == ops
+    assert {"attn_window", "matvec", "rms_norm", "qkv_rope_store"} <= ops
+    assert "matmul" not in ops
+
+
+def test_intermediate_rows_are_dropped_after_their_last_use(engine: Engine) -> None:
+    graph = decode_graph(engine)
+    made = [slot for node in graph.nodes for slot in node.outputs]
+    freed = [slot for node in graph.nodes for slot in node.frees]
+    assert sorted(freed) == sorted(set(made) - {graph.output})
+    for index, node in enumerate(graph.nodes):
+        for later in graph.nodes[index + 1 :]:
+            assert not set(node.frees) & set(later.inputs)
+
+
+@dataclass
+class Planned:
+    positions: np.ndarray
+    cells: np.ndarray
+    window: np.ndarray | None
+    tiles: np.ndarray
+
+
+def good() -> Planned:
+    at = np.array([3], np.int32)
+    return Planned(at, at, None, np.array([[0, 1]], np.int32))
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+BAD_INPUTS = {
+    "token past the vocabulary": ({"tokens": [9999]}, "outside the vocabulary"),
+    "negative token": ({"tokens": [-1]}, "outside the vocabulary"),
+    "two tokens": ({"tokens": [1, 2]}, r"the graph takes \(1,\)"),
+    "cell past the arena": ({"cells": i32(512)}, "outside the arena"),
+    "negative cell": ({"cells": i32(-1)}, "outside the arena"),
+    "position past the arena": ({"positions": i32(512)}, "past the last cell"),
+    "output row past the batch": ({"out_rows": [1]}, "outside the batch"),
+    "another window mode": ({"window": np.array([[0, 4]], np.int32)}, "built otherwise"),
+    "window of odd size": ({"window": i32(1, 2, 3)}, "fits no mode"),
+    "tile past the batch": ({"tiles": np.array([[0, 2]], np.int32)}, "do not cut 1 queries"),
+    "no tile": ({"tiles": np.zeros((1, 2), np.int32)}, "do not cut 1 queries"),
+}
+
+
+@pytest.mark.parametrize(("over", "message"), BAD_INPUTS.values(), ids=BAD_INPUTS.keys())
+def test_fill_checks_every_bound(engine: Engine, over: dict, message: str) -> None:
+    planned = replace(good(), **{k: v for k, v in over.items() if k not in ("tokens", "out_rows")})
+    tokens, rows = over.get("tokens", [5]), over.get("out_rows", [0])
+    graph = decode_graph(engine)
+    assert fill_batch_inputs(graph, good(), [5], [0], 512)["tokens"].tolist() == [5]
+    with pytest.raises(Refusal, match=message):
+        fill_batch_inputs(graph, planned, tokens, rows, 512)
+
+
+def test_a_graph_never_runs_on_cells_of_another_width(engine: Engine) -> None:
+    graph = decode_graph(engine)
+    hp = engine.hp
+    store = KvStore(hp.n_layer, 16, hp.n_head_kv, hp.head_dim, cache_type="f16")
+    store.reserve(0, 4)
+    with (
+        pytest.raises(Refusal, match="cells of 32 words and the graph was built for 64") as refused,
+        store.step(Batch([0], [0], "decode", [5])) as step,
+    ):
+        execute(graph, fill_batch_inputs(graph, step.inputs, [5], [0], 16), step)
+    assert refused.value.rule == "3.4"
+    assert store.written(0) == 0
+
+
+def params(n: int) -> GraphParams:
+    return GraphParams(n, n, "decode", ("cpu",), KvFormat.F32, "canonical", ())
+
+
+def test_equal_params_reuse_a_graph_and_old_ones_leave() -> None:
+    cache = GraphCache()
+    made: list[GraphParams] = []
+
+    def build(p: GraphParams):
+        made.append(p)
+        return object()
+
+    first = cache.get(params(1), build)
+    assert cache.get(params(1), build) is first
+    for n in range(2, MAX_GRAPHS + 1):
+        cache.get(params(n), build)
+    assert cache.get(params(1), build) is first  # used last, so it stays
+    cache.get(params(MAX_GRAPHS + 1), build)
+    assert len(list(cache)) == MAX_GRAPHS
+    cache.get(params(2), build)
+    assert made.count(params(1)) == 1 and made.count(params(2)) == 2
