@@ -150,7 +150,7 @@ def test_truncate_keeps_the_first_rows() -> None:
     assert tables.written(1) == 2
     assert tables.written_cells(1) == (range(2),)
     for rows in (3, -1, 1.0):
-        refused(tables, "5.11", partial(tables.truncate, 1, rows))
+        refused(tables, "5.11", partial(tables.truncate, 1, rows))  # type: ignore[arg-type]
     tables.truncate(1, 0)
     assert tables.written_cells(1) == ()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -25,16 +25,32 @@ def vector(element: Any, count: int = LANES) -> Any:
 VF, VI, VH, VB = vector(F32), vector(I32), vector(I16), vector(I8, 64)
 
 
+class Isa(NamedTuple):
+    """Instructions of the compile target that have a portable twin with the same bits."""
+
+    dot: bool  # u8 x s8 byte products summed to int32 (AVX-512 VNNI)
+    half: bool  # f16 conversion
+
+    @classmethod
+    def of(cls, codegen: Any) -> Isa:
+        """What Numba compiles for, NUMBA_CPU_NAME and NUMBA_CPU_FEATURES included."""
+        triple, _cpu, features = codegen.magic_tuple()
+        has = frozenset(features.split(","))
+        arm = triple.startswith(("aarch64", "arm64"))
+        return cls({"+avx512vnni", "+avx512f"} <= has, arm or "+f16c" in has)
+
+    def __str__(self) -> str:
+        half = "hardware f16" if self.half else "portable f16"
+        return f"{'avx512vnni' if self.dot else 'portable byte products'}, {half}"
+
+
 class Block:
     """Writes IR at the end of one basic block."""
 
     def __init__(self, context: Any, builder: Any) -> None:
         self.context = context
         self.builder = builder
-        triple, _cpu, features = context.codegen().magic_tuple()
-        self.features = frozenset(features.split(","))
-        self.has_dot = {"+avx512vnni", "+avx512f"} <= self.features
-        self.has_half = "+f16c" in self.features or triple.startswith(("aarch64", "arm64"))
+        self.isa = Isa.of(context.codegen())
 
     # -- values ---------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class Emitter(Block):
 
     def dot_u8_s8(self, total: Any, unsigned: Any, signed: Any) -> Any:
         """total + the four products of each lane's bytes, exact int32; all <16 x i32>."""
-        if self.has_dot:
+        if self.isa.dot:
             u, s = (self.builder.bitcast(x, VB) for x in (unsigned, signed))
             return self.call("llvm.x86.avx512.vpdpbusd.512", VI, total, u, s)
         build, pairs = self.builder, vector(I16, 32)
@@ -148,7 +148,7 @@ class Emitter(Block):
         """<n x i16> f16 bits to <n x float>, exact; NaN becomes quiet."""
         count, build = bits.type.count, self.builder
         floats, words = vector(F32, count), vector(I32, count)
-        if self.has_half:
+        if self.isa.half:
             return build.fpext(build.bitcast(bits, vector(F16, count)), floats)
         wide = build.zext(bits, words)
         magnitude = build.and_(wide, self.const(words, 0x7FFF))
@@ -169,7 +169,7 @@ class Emitter(Block):
         """<n x float> to <n x i16> f16 bits: nearest even, overflow to inf, NaN stays NaN."""
         count, build = value.type.count, self.builder
         floats, words, halves = vector(F32, count), vector(I32, count), vector(I16, count)
-        if self.has_half:
+        if self.isa.half:
             return build.bitcast(build.fptrunc(value, vector(F16, count)), halves)
         bits = build.bitcast(value, words)
         magnitude = build.and_(bits, self.const(words, 0x7FFFFFFF))
@@ -274,9 +274,7 @@ def intrinsic_of(signature: str, emit: Callable[..., Any]) -> Any:
     return intrinsic(space["emitted"])
 
 
-@intrinsic  # type: ignore[misc]
-def address(_typing_context: Any, array: Any) -> Any:
-    """Address of an array's first element, as intp. The caller keeps the array alive."""
+def _address(_typing_context: Any, array: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -285,5 +283,9 @@ def address(_typing_context: Any, array: Any) -> Any:
     return types.intp(array), codegen
 
 
+# address(array): where an array's first element lies, intp; the caller keeps the array alive.
+address: Any = intrinsic(_address)
+# fetch_add(address): atomically adds 1 to the int64 there and returns what it was.
 fetch_add = intrinsic_of("p:p", lambda e, counter: e.fetch_add(counter))
+# exp2(t): `Emitter.exp2` of one f32.
 exp2 = intrinsic_of("f:f", lambda e, t: e.lane(e.exp2(e.splat(t)), 0))

@@ -22,7 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import llvmlite
 import numba
@@ -167,6 +167,16 @@ class Notice(event.Listener):  # type: ignore[misc]
 
 _notice = Notice()
 event.register("numba:compile", _notice)
+
+
+@overload
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+
+@overload
+def kernel(
+    *, parallel: bool = False, key: object = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
 def kernel(

@@ -15,7 +15,7 @@ from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kernels_numba._ir import address
 from minfer.kernels_numba._jit import THREADS, kernel, launch
-from minfer.kernels_numba._rows import quantize_row, store_f16, store_f32
+from minfer.kernels_numba._rows import LOAD_ROW, STORE_ROW
 from minfer.kernels_numba.dense import rope_rows
 from minfer.ops import Config, variant
 
@@ -23,32 +23,32 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
 
-@kernel(parallel=True)
-def _store_cells_f32_kernel(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
-    n, m = rows.shape
-    for row in prange(n):
-        store_f32(address(rows[row]), address(arena[cells[row]]), m)
+def _store_kernel(fmt: KvFormat) -> Any:
+    store_row = STORE_ROW[fmt]
+
+    @kernel(parallel=True, key=(fmt.value,))
+    def store_cells(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
+        n, m = rows.shape
+        for row in prange(n):
+            store_row(address(rows[row]), address(arena[cells[row]]), m)
+
+    return store_cells
 
 
-@kernel(parallel=True)
-def _store_cells_f16_kernel(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
-    n, m = rows.shape
-    for row in prange(n):
-        store_f16(address(rows[row]), address(arena[cells[row]]), m)
+def _load_kernel(fmt: KvFormat) -> Any:
+    load_row = LOAD_ROW[fmt]
+
+    @kernel(parallel=True, key=(fmt.value,))
+    def load_cells(_n_threads: Any, arena: Any, cells: Any, rows: Any) -> None:
+        n, m = rows.shape
+        for row in prange(n):
+            load_row(address(arena[cells[row]]), address(rows[row]), m)
+
+    return load_cells
 
 
-@kernel(parallel=True)
-def _store_cells_q8_0_kernel(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
-    n, m = rows.shape
-    for row in prange(n):
-        quantize_row(address(rows[row]), address(arena[cells[row]]), m)
-
-
-KERNELS = {
-    KvFormat.F32: _store_cells_f32_kernel,
-    KvFormat.F16: _store_cells_f16_kernel,
-    KvFormat.Q8_0: _store_cells_q8_0_kernel,
-}
+STORE_KERNELS = {fmt: _store_kernel(fmt) for fmt in KvFormat}
+LOAD_KERNELS = {fmt: _load_kernel(fmt) for fmt in KvFormat}
 
 
 @kernel
@@ -68,10 +68,10 @@ def store_cells_rows(
 
     Refuses another format, another row shape, and a cell outside the region.
     """
-    cells = np.ascontiguousarray(cells, np.int32)
+    cells = checked_cells(region, cells)
     _check_store(region, rows, cells, fmt)
     flat = np.ascontiguousarray(rows, np.float32).reshape(len(rows), region.row_elems)
-    launch(KERNELS[fmt], config["threads"], flat, region.arrays[0], cells)
+    launch(STORE_KERNELS[fmt], config["threads"], flat, region.arrays[0], cells)
     return region
 
 
@@ -92,14 +92,34 @@ def qkv_rope_store_rows(
     config: Config,
 ) -> Floats:
     """Rotate q and k [n, heads, d] by position, store k and v by cell; returns the rotated q."""
-    cells = np.ascontiguousarray(cells, np.int32)
     for region, rows in ((k_region, k), (v_region, v)):
-        _check_store(region, rows, cells, fmt)
+        _check_store(region, rows, checked_cells(region, cells), fmt)
     rotated = rope_rows(k, positions, cos, sin, pairing=pairing, config=config)
     out: Floats = rope_rows(q, positions, cos, sin, pairing=pairing, config=config)
     store_cells_rows(k_region, rotated, cells, fmt=fmt, config=config)
     store_cells_rows(v_region, v, cells, fmt=fmt, config=config)
     return out
+
+
+def load_cells(region: Region, cells: Ints, threads: int) -> Floats:
+    """The rows in cells int32 [n], decoded exactly: f32 [n, n_head_kv, d]."""
+    cells = checked_cells(region, cells)
+    rows = np.empty((len(cells), region.row_elems), np.float32)
+    launch(LOAD_KERNELS[region.fmt], threads, region.arrays[0], cells, rows)
+    return rows.reshape(len(cells), region.n_head_kv, region.head_dim)
+
+
+def checked_cells(region: Region, cells: Ints) -> Ints:
+    """The cells as contiguous int32, refused if one is outside the region."""
+    cells = np.ascontiguousarray(cells, np.int32)
+    bad = _first_outside(cells, region.n_cells)
+    if bad >= 0:
+        raise Refusal(
+            "2.5",
+            f"cell {cells[bad]} of row {bad} is outside the region of {region.n_cells} cells",
+            {"cell": int(cells[bad]), "row": int(bad), "n_cells": region.n_cells},
+        )
+    return cells
 
 
 def _check_store(region: Region, rows: Floats, cells: Ints, fmt: KvFormat) -> None:
@@ -115,11 +135,4 @@ def _check_store(region: Region, rows: Floats, cells: Ints, fmt: KvFormat) -> No
             "2.5",
             f"rows {list(rows.shape)} for {len(cells)} cells of this region must be {list(wanted)}",
             {"shape": tuple(rows.shape), "wanted": wanted},
-        )
-    bad = _first_outside(cells, region.n_cells)
-    if bad >= 0:
-        raise Refusal(
-            "2.5",
-            f"cell {cells[bad]} of row {bad} is outside the region of {region.n_cells} cells",
-            {"cell": int(cells[bad]), "row": int(bad), "n_cells": region.n_cells},
         )

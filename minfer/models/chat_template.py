@@ -9,7 +9,7 @@ import datetime
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from minfer.errors import Refusal
 
@@ -69,7 +69,7 @@ def _compile(template: str) -> Any:
     class Generation(Extension):
         """`{% generation %}` marks the model's part for training; here its body is just text."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}
 
         def parse(self, parser: Parser) -> list[Node]:
             next(parser.stream)

@@ -1,0 +1,126 @@
+"""The CPU backend: kernels in Numba, and the array helpers that a store asks of every backend.
+
+Arrays are numpy arrays. A region is one uint8 array [n_cells, 4 * cell_words] in canonical layout,
+so host copies are plain reads. Numba is imported by the submodules, not here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.errors import Refusal
+from minfer.format import KvFormat, Region, cell_words
+
+LAYOUT = "canonical"
+READS_PACKED_KV = True
+SUPPORTS_ATTN_SPAN = True
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+def empty_region(
+    fmt: KvFormat, n_cells: int, n_head_kv: int, head_dim: int, fill: float = 0.0
+) -> Region:
+    """A region of `n_cells` cells of n_head_kv * head_dim elements, all 0.0 or all NaN (`fill`)."""
+    width = 4 * cell_words(fmt, n_head_kv * head_dim)
+    region = Region(fmt, LAYOUT, n_head_kv, head_dim, (np.zeros((n_cells, width), np.uint8),))
+    if math.isnan(fill) and n_cells:
+        clear_cells(region, np.zeros(1, np.int32), fill)
+        region.arrays[0][1:] = region.arrays[0][0]
+    return region
+
+
+def clear_cells(region: Region, cells: Ints, fill: float = 0.0) -> None:
+    """Set every element of the cells to 0.0 or NaN, padding to zero."""
+    from minfer.kernels_numba import cells as kernels
+
+    if not (fill == 0 or math.isnan(fill)):
+        raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
+    cells = kernels.checked_cells(region, cells)
+    rows = np.full((len(cells), region.n_head_kv, region.head_dim), fill, np.float32)
+    kernels.store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """A backend array as numpy; here it is one."""
+    return np.asarray(array)
+
+
+def from_host(array: NDArray[Any]) -> NDArray[Any]:
+    """A numpy array as the backend's, contiguous."""
+    return np.ascontiguousarray(array)
+
+
+def read_cells(region: Region, cells: Ints) -> Bytes:
+    """A copy of the cells, canonical: uint8 [n, 4 * cell_words]."""
+    from minfer.kernels_numba.cells import checked_cells
+
+    return np.asarray(region.arrays[0][checked_cells(region, cells)])
+
+
+def write_cells(region: Region, cells: Ints, rows: Bytes) -> None:
+    """Put canonical bytes uint8 [n, 4 * cell_words] into the cells, verbatim."""
+    from minfer.kernels_numba.cells import checked_cells
+
+    cells = checked_cells(region, cells)
+    wanted = (len(cells), 4 * region.row_words)
+    if rows.dtype != np.uint8 or rows.shape != wanted:
+        raise Refusal(
+            "3.5",
+            f"bytes of {len(cells)} cells are uint8 {list(wanted)}, not {rows.dtype} "
+            f"{list(rows.shape)}",
+            {"shape": tuple(rows.shape), "wanted": wanted},
+        )
+    region.arrays[0][cells] = rows
+
+
+def decode_cells(region: Region, cells: Ints) -> Floats:
+    """The rows in the cells, decoded exactly: f32 [n, n_head_kv, head_dim]."""
+    from minfer.kernels_numba.cells import load_cells
+
+    return load_cells(region, cells, threads=1)
+
+
+def copy_rows(region: Region, moves: Iterable[tuple[int, int, int]]) -> None:
+    """Copy n cells from src to dst for every (dst, src, n), in order, each like memmove."""
+    moves = list(moves)
+    for dst, src, n in moves:
+        if min(dst, src, n) < 0 or max(dst, src) + n > region.n_cells:
+            raise Refusal(
+                "5.6",
+                f"{n} cells from {src} to {dst} do not lie in {region.n_cells} cells",
+                {"dst": dst, "src": src, "n": n, "n_cells": region.n_cells},
+            )
+    base, width = region.arrays[0].ctypes.data, 4 * region.row_words
+    for dst, src, n in moves:
+        ctypes.memmove(base + dst * width, base + src * width, n * width)
+
+
+def environment() -> dict[str, str]:
+    """What a bug report about this backend needs: versions, CPU, instructions, threads."""
+    import llvmlite
+    import numba
+    from numba.core.registry import cpu_target
+
+    from minfer.kernels_numba._emit import Isa
+    from minfer.kernels_numba._jit import cache_folder
+
+    codegen = cpu_target.target_context.codegen()
+    threads = numba.get_num_threads()  # starts the pool, after which its layer is known
+    return {
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "cpu": codegen.magic_tuple()[1],
+        "isa": str(Isa.of(codegen)),
+        "threads": str(threads),
+        "threading layer": numba.threading_layer(),
+        "kernel cache": str(cache_folder()),
+    }

@@ -1,0 +1,159 @@
+"""Inner loops of prefill: six rows of queries against a packed panel of keys, then values.
+
+A panel holds 64 keys (q8_0: 32) transposed, so that a lane is a key: f32 element j of every key,
+then element j + 1; q8_0 per block eight steps of four codes a key, 128 added, then the scales.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
+from minfer.kernels_numba._gather import TILE
+from minfer.kernels_numba._ir import F32, I16, I32, LANES, VF, VI, Emitter, intrinsic_of, vector
+from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM
+from minfer.kernels_numba._rows import CODES, load_scales
+from minfer.window import PARTITION
+
+ROWS = 6  # rows of a micro-tile: 6 x 4 accumulators of 16 lanes fill the registers
+FLIP = -0x7F7F7F80  # 0x80808080: int8 to uint8, 128 added to each byte
+BLOCK_STEP = BLOCK * 32 + 128  # bytes of a q8_0 block of 32 keys: codes, then scales
+WEIGHT_STRIDE = 4 * PARTITION  # bytes from one row's weights to the next
+
+
+def panel_keys(fmt: KvFormat) -> int:
+    """Keys of one panel."""
+    return 2 * TILE if fmt is KvFormat.Q8_0 else 4 * TILE
+
+
+def panel_bytes(fmt: KvFormat, head_dim: int) -> int:
+    """Bytes of one panel."""
+    if fmt is KvFormat.Q8_0:
+        return head_dim // BLOCK * BLOCK_STEP
+    return 4 * head_dim * panel_keys(fmt)
+
+
+# -- keys into a panel: (k, stride, panel + 64 * tile, d) -----------------------------------------
+
+
+def _pack_elements(e: Emitter, fmt: KvFormat, k: Any, stride: Any, panel: Any, d: Any) -> None:
+    rows, size = e.rows(k, stride), 4 if fmt is KvFormat.F32 else 2
+
+    with e.loop(e.builder.udiv(d, e.index(LANES))) as step:
+        here = [e.add(row, e.mul(step, LANES * size)) for row in rows]
+
+        def load_quad(row: int, quad: int, here: Any = here) -> Any:
+            if fmt is KvFormat.F32:
+                return e.load(vector(F32, 4), here[row], 16 * quad)
+            return e.f16_to_f32(e.load(vector(I16, 4), here[row], 8 * quad))
+
+        out = e.add(panel, e.mul(step, LANES * 256))
+        for i, lane in enumerate(e.transpose(load_quad, 4)):
+            e.store(lane, out, 256 * i)
+
+
+def _pack_blocks(e: Emitter, k: Any, stride: Any, panel: Any, d: Any) -> None:
+    rows = e.rows(k, stride)
+    with e.loop(e.builder.udiv(d, e.index(BLOCK))) as block:
+        here = [e.add(row, e.mul(block, BLOCK_BYTES)) for row in rows]
+
+        def load_quad(row: int, quad: int, here: Any = here) -> Any:
+            return e.load(vector(I32, 4), here[row], CODES + 16 * quad)
+
+        out = e.add(panel, e.mul(block, BLOCK_STEP))
+        for i, four in enumerate(e.transpose(load_quad, 2)):
+            e.store(e.builder.xor(four, e.const(VI, FLIP)), out, 128 * i)
+        e.store(load_scales(e, here), out, BLOCK_STEP - 128)
+
+
+def pack_keys(fmt: KvFormat) -> Any:
+    """Intrinsic that packs 16 keys."""
+    if fmt is KvFormat.Q8_0:
+        return intrinsic_of("pppp:v", _pack_blocks)
+    return intrinsic_of("pppp:v", lambda e, *a: _pack_elements(e, fmt, *a))
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+def _multiply(
+    e: Emitter, slots: list[list[Any]], a: Any, a_stride: Any, b: Any, b_stride: Any, n: Any
+) -> None:
+    """slots[r][i] += a[r, k] * b[k, 16 i ..] for k in order, one fma chain per element."""
+    rows = e.rows(a, a_stride, ROWS)
+    with e.loop(n) as k:
+        right = e.add(b, e.mul(k, b_stride))
+        columns = [e.load(VF, right, 64 * i) for i in range(len(slots[0]))]
+        for row, line in zip(rows, slots, strict=True):
+            left = e.load_splat(F32, row, e.mul(k, 4))
+            for slot, column in zip(line, columns, strict=True):
+                e.set(slot, e.fma(left, column, e.get(slot)))
+
+
+def _score_elements(
+    e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any, scale: Any
+) -> None:
+    """Six rows against 64 keys: one fma chain over d per score."""
+    slots = [[e.variable(e.const(VF, 0.0)) for _ in range(4)] for _ in range(ROWS)]
+    _multiply(e, slots, q, q_stride, panel, 256, d)
+    for row, line in enumerate(slots):
+        for i, slot in enumerate(line):
+            scaled = e.builder.fmul(e.get(slot), e.splat(scale))
+            e.store(scaled, out, row * WEIGHT_STRIDE + 64 * i)
+
+
+def _score_blocks(
+    e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any, scale: Any
+) -> None:
+    """Six rows against 32 keys by contract 4.5: exact block sums, blocks in index order."""
+    build, rows = e.builder, e.rows(q, q_stride, ROWS)
+    totals = [[e.variable(e.const(VF, 0.0)) for _ in (0, 1)] for _ in rows]
+    with e.loop(build.udiv(d, e.index(BLOCK))) as block:
+        codes = e.add(panel, e.mul(block, BLOCK_STEP))
+        here = [e.add(row, e.mul(block, QUERY_BLOCK)) for row in rows]
+        sums = [[e.load_splat(I32, query, QUERY_SUM)] * 2 for query in here]
+        for step in range(BLOCK // 4):
+            keys = [e.load(VI, codes, 128 * step + 64 * i) for i in (0, 1)]
+            for row, query in enumerate(here):
+                four = e.load_splat(I32, query, 4 * step)
+                sums[row] = [
+                    e.dot_u8_s8(total, key, four)
+                    for total, key in zip(sums[row], keys, strict=True)
+                ]
+        scales = [e.load(VF, codes, BLOCK_STEP - 128 + 64 * i) for i in (0, 1)]
+        for row, query in enumerate(here):
+            scale_q = e.load_splat(F32, query, QUERY_SCALE)
+            for i in (0, 1):
+                term = build.fmul(build.sitofp(sums[row][i], VF), build.fmul(scales[i], scale_q))
+                e.set(totals[row][i], build.fadd(e.get(totals[row][i]), term))
+    for row, line in enumerate(totals):
+        for i, total in enumerate(line):
+            scaled = build.fmul(e.get(total), e.splat(scale))
+            e.store(scaled, out, row * WEIGHT_STRIDE + 64 * i)
+
+
+def score_panel(fmt: KvFormat) -> Any:
+    """Intrinsic (q, q_stride, d, panel, out, scale): scores of six rows against a panel."""
+    emit = _score_blocks if fmt is KvFormat.Q8_0 else _score_elements
+    return intrinsic_of("pppppf:v", emit)
+
+
+def _add_values(
+    e: Emitter, weights: Any, n: Any, values: Any, stride: Any, acc: Any, d: Any
+) -> None:
+    """acc[6, d] += weights[6, n] * values[n, d], keys in order; d by 64, then 32, then 16."""
+    steps, done, acc_stride = e.builder.udiv(d, e.index(LANES)), e.index(0), e.mul(d, 4)
+    for count in (4, 2, 1):
+        left = e.builder.sub(steps, done)
+        with e.loop(e.builder.udiv(left, e.index(count))) as i:
+            at = e.mul(e.add(done, e.mul(i, count)), 4 * LANES)
+            out = e.rows(e.add(acc, at), acc_stride, ROWS)
+            slots = [[e.variable(e.load(VF, row, 64 * j)) for j in range(count)] for row in out]
+            _multiply(e, slots, weights, WEIGHT_STRIDE, e.add(values, at), stride, n)
+            for row, line in zip(out, slots, strict=True):
+                for j, slot in enumerate(line):
+                    e.store(e.get(slot), row, 64 * j)
+        done = e.mul(e.builder.udiv(steps, e.index(count)), count)
+
+
+add_values = intrinsic_of("pppppp:v", _add_values)  # weights, n, values, stride, acc, d

@@ -1,0 +1,191 @@
+"""The command line: what it prints, one clear line for every refusal, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import write_tiny_gguf
+
+import minfer
+from minfer import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path
+
+
+class Done:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]):
+    """Run the command line in this process."""
+
+    def run(*argv: object) -> Done:
+        try:
+            code = cli.main([str(a) for a in argv])
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run
+
+
+RUN = ("-p", "hello the cat", "-n", 5, "--n-ctx", 64)
+
+
+def test_run_prints_text_and_a_summary(call, tiny: Path) -> None:
+    done = call("run", tiny, *RUN, "--cache-type", "q8_0", "--receipt")
+    assert done.code == 0
+    assert len(done.out.strip()) > 0
+    assert "cache q8_0" in done.err and "3.76 times smaller than f32's" in done.err
+    assert "decode 4 tokens" in done.err
+    assert "attn_window_split on cpu, q8_0: the default for this shape" in done.err
+
+
+def test_run_json_is_one_object(call, tiny: Path) -> None:
+    done = call("run", tiny, *RUN, "--json")
+    report = json.loads(done.out)
+    assert done.code == 0 and done.err == ""
+    assert set(report) >= {"prompt_tokens", "tokens", "text", "cache_type", "cache_bytes"}
+    assert report["cache_type"] == "f32"
+    assert report["cache_bytes"] == 2 * 2 * 64 * 64 * 4  # k and v, layers, cells, words, bytes
+    assert len(report["tokens"]) == 5
+    assert report["prefill_tokens_per_second"] > 0 < report["decode_tokens_per_second"]
+    chosen = {(r["op"], r["variant"]) for r in report["receipts"]}
+    assert {("attn_window", "split"), ("attn_window", "flash")} <= chosen
+    text = call("run", tiny, *RUN).out
+    assert text == report["text"] + "\n"
+
+
+def test_prompt_from_a_file(call, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("hello the cat")
+    direct = call("run", tiny, *RUN, "--json")
+    filed = call("run", tiny, "-f", tmp_path / "p.txt", *RUN[2:], "--json")
+    assert json.loads(filed.out)["tokens"] == json.loads(direct.out)["tokens"]
+    missing = call("run", tiny, "-f", tmp_path / "none.txt")
+    assert missing.code == 2 and "cannot read the prompt" in missing.err
+
+
+def test_chat_wraps_the_prompt(call, tiny: Path) -> None:
+    plain = json.loads(call("run", tiny, *RUN, "--json").out)["prompt_tokens"]
+    chat = json.loads(call("run", tiny, *RUN, "--chat", "--json").out)["prompt_tokens"]
+    told = json.loads(call("run", tiny, *RUN, "--system", "be brief", "--json").out)
+    assert chat[0] == 1 and len(chat) > len(plain)  # <|im_start|>
+    assert len(told["prompt_tokens"]) > len(chat)
+
+
+REFUSED = {
+    "missing file": (("run", "nowhere.gguf", "-p", "x"), 2, "nowhere.gguf"),
+    "n-ctx 0": (("run", "TINY", "-p", "x", "--n-ctx", 0), 2, "n_ctx is 0"),
+    "n 0": (("run", "TINY", "-p", "x", "-n", 0), 2, "-n is 0"),
+    "threads 0": (("run", "TINY", "-p", "x", "--threads", 0), 2, "threads is 0"),
+    "long prompt": (("run", "TINY", "-p", "cat " * 90, "--n-ctx", 64), 2, "n_ctx is 64"),
+    "empty prompt": (("run", "TINY", "-p", ""), 2, "no tokens"),
+    "empty q8_0": (("run", "TINY", "-p", "", "--cache-type", "q8_0"), 2, "no tokens"),
+    "cache type": (("run", "TINY", "-p", "x", "--cache-type", "q8"), 2, "cache type 'q8'"),
+    "odd heads": (("run", "D16", "-p", "x", "--cache-type", "q8_0"), 2, "head_dim 16"),
+    "cuda": (("run", "TINY", "-p", "x", "--device", "cuda"), 2, "device cuda has no kernels"),
+    "no gguf": (("run", "TEXT", "-p", "x"), 3, "GGUF"),
+    "unknown op": (("explain", "attention"), 2, "op 'attention' is none of"),
+    "unknown variant": (("explain", "attn_map", "--variant", "x"), 2, "no variant 'x'"),
+    "unknown model": (("pull", "gpt5"), 2, "smollm2"),
+    "unknown option": (("run", "TINY", "-p", "x", "--temp", 1), 2, "--temp"),
+    "no prompt": (("run", "TINY"), 2, "--prompt"),
+}
+
+
+@pytest.mark.parametrize(("argv", "code", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_refusal_is_one_clear_line(
+    call, tiny: Path, tmp_path: Path, argv: tuple[object, ...], code: int, words: str
+) -> None:
+    (tmp_path / "text.gguf").write_text("not a model at all")
+    write_tiny_gguf(tmp_path / "d16.gguf", head_dim=16)
+    files = {"TINY": tiny, "TEXT": tmp_path / "text.gguf", "D16": tmp_path / "d16.gguf"}
+    done = call(*(files.get(a, a) if isinstance(a, str) else a for a in argv))
+    assert done.code == code
+    assert done.out == ""
+    assert done.err.count("\n") == 1 and words in done.err, done.err
+
+
+def test_bad_cache_type_in_the_environment(
+    call, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINFER_CACHE_TYPE", "q8")
+    done = call("run", tiny, "-p", "x")
+    assert done.code == 2 and "cache type 'q8'" in done.err and done.err.count("\n") == 1
+
+
+def test_an_internal_error_has_a_code_of_its_own(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.commands import inspect
+
+    monkeypatch.setattr(inspect, "devices", lambda args: 1 / 0)
+    done = call("devices")
+    assert done.code == 70 and "ZeroDivisionError" in done.err
+
+
+def test_interrupt_leaves_quietly(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.commands import inspect
+
+    def stop(args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "devices", stop)
+    done = call("devices")
+    assert (done.code, done.err) == (130, "minfer: interrupted\n")
+
+
+def test_explain_prints_the_receipt(call) -> None:
+    argv = ("explain", "attn_window", "--fmt", "q8_0", "--n-q", 1, "--head-dim", 128)
+    done = call(*argv)
+    assert done.code == 0
+    assert done.out.startswith("attn_window_split on cpu, q8_0: the default")
+    assert "minfer/kernels_numba/attn_window.py:" in done.out
+    assert "not flash: is for prefill, not decode" in done.out
+    report = json.loads(call(*argv, "--json").out)
+    assert (report["variant"], report["numerics"].split(",")[0]) == ("split", "query q8_0")
+
+
+def test_variants_lists_every_op(call) -> None:
+    text = call("variants").out
+    for name in ("attn_window_rows", "attn_map_flash", "matvec_lanes", "quantize_q8_0_blocks"):
+        assert name in text
+    rows = json.loads(call("variants", "attn_window", "--json").out)["variants"]
+    assert [row["variant"] for row in rows] == ["rows", "split", "flash"]
+
+
+def test_devices_says_what_is_here(call) -> None:
+    text = call("devices").out
+    assert f"minfer {minfer.__version__}" in text and "MINFER_CACHE_TYPE=" in text
+    report = json.loads(call("devices", "--json").out)
+    assert report["devices"]["cpu"]["unavailable"] is None
+    assert report["devices"]["cpu"]["environment"]["isa"]
+    assert "no kernels in this version" in report["devices"]["cuda"]["unavailable"]
+
+
+def test_version_and_help(call) -> None:
+    assert call("--version").out == f"minfer {minfer.__version__}\n"
+    for command in ("run", "pull", "explain", "variants", "devices"):
+        done = call(command, "--help")
+        assert done.code == 0 and f"  minfer {command}" in done.out  # an example
+
+
+def test_a_reader_that_leaves_early_is_no_error(tiny: Path) -> None:
+    argv = [sys.executable, "-m", "minfer", "variants"]
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0

@@ -1,0 +1,456 @@
+"""GGUF files: values as written, and every kind of damage answered by one clear error."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minfer.errors import Damaged, Refusal
+from minfer.models import gguf_header
+from minfer.models.gguf import GgufFile, Hyperparameters, open_gguf
+from minfer.models.tokenizer import Tokenizer
+from tiny_models import Tiny, interleave, tiny_metadata, tiny_weights, write_tiny_gguf
+
+U8, U32, F32, STRING, ARRAY, U64 = 0, 4, 6, 8, 9, 10  # GGUF value types
+TYPE_F32, TYPE_Q8_0 = 0, 8  # ggml tensor types
+
+
+def text(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def row(name: str, shape: tuple[int, ...], kind: int = TYPE_F32, offset: int = 0) -> bytes:
+    """A tensor table entry; `shape` row-major."""
+    dims = struct.pack(f"<{len(shape)}Q", *reversed(shape))
+    return text(name) + struct.pack("<I", len(shape)) + dims + struct.pack("<IQ", kind, offset)
+
+
+def raw_gguf(
+    pairs: tuple[bytes, ...] = (),
+    rows: tuple[bytes, ...] = (),
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    n_rows: int | None = None,
+    n_pairs: int | None = None,
+) -> bytes:
+    counts = struct.pack(
+        "<QQ",
+        len(rows) if n_rows is None else n_rows,
+        len(pairs) if n_pairs is None else n_pairs,
+    )
+    head = b"GGUF" + struct.pack("<I", version) + counts + b"".join(pairs) + b"".join(rows)
+    return head + bytes(-len(head) % 32) + data
+
+
+def opened(tmp_path: Path, content: bytes) -> GgufFile:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    return open_gguf(path)
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+
+def test_reads_what_the_gguf_package_reads(tiny_gguf: Path) -> None:
+    from gguf import GGUFReader
+
+    reader, file = GGUFReader(tiny_gguf), open_gguf(tiny_gguf)
+    fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    assert file.metadata == fields
+    assert list(file.tensor_names) == [t.name for t in reader.tensors]
+    for tensor in reader.tensors:
+        assert file.tensor_info(tensor.name) == (
+            tensor.tensor_type.name,
+            tuple(int(n) for n in reversed(tensor.shape)),
+        )
+        np.testing.assert_array_equal(file.tensor(tensor.name), tensor.data)
+
+
+def test_reads_the_weights_that_were_written(tiny_gguf: Path) -> None:
+    file, weights = open_gguf(tiny_gguf), tiny_weights(Tiny())
+    for name in ("token_embd.weight", "blk.1.ffn_down.weight", "output_norm.weight"):
+        np.testing.assert_array_equal(file.tensor(name), weights[name])
+    q = weights["blk.0.attn_q.weight"]
+    np.testing.assert_array_equal(file.tensor("blk.0.attn_q.weight"), interleave(q, 4))
+    assert interleave(np.arange(16.0, dtype=np.float32)[:, None], 2).ravel().tolist() == [
+        *(0, 4, 1, 5, 2, 6, 3, 7),
+        *(8, 12, 9, 13, 10, 14, 11, 15),
+    ]
+
+
+def test_f32_is_a_view_of_the_map(tiny_gguf: Path) -> None:
+    values = open_gguf(tiny_gguf).tensor("token_embd.weight")
+    assert values.dtype == np.float32
+    assert not values.flags.owndata and not values.flags.writeable and values.flags.aligned
+
+
+def test_q8_0_by_hand(tmp_path: Path) -> None:
+    codes = np.arange(-32, 32, dtype=np.int8).reshape(2, 32)
+    scales = np.array([[0.5], [-3.0]], dtype="<f2")
+    data = b"".join(scales[i].tobytes() + codes[i].tobytes() for i in range(2))
+    file = opened(tmp_path, raw_gguf(rows=(row("w", (2, 32), TYPE_Q8_0),), data=data))
+    assert file.tensor_info("w") == ("Q8_0", (2, 32))
+    np.testing.assert_array_equal(file.tensor("w"), scales.astype("f4") * codes.astype("f4"))
+    assert file.stored("w").shape == (2, 34) and file.stored("w").tobytes() == data
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_other_types_stay_close_to_what_was_quantized(tmp_path: Path, kind: str) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    values = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
+    writer = GGUFWriter(tmp_path / "w.gguf", "llama")
+    stored = quants.quantize(values, GGMLQuantizationType[kind])
+    writer.add_tensor("w", stored, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = open_gguf(tmp_path / "w.gguf")
+    read = file.tensor("w")
+    assert file.tensor_info("w") == (kind, (6, 64)) and read.dtype == np.float32
+    steps = {"F16": 4096, "BF16": 256, "Q8_0": 200, "Q5_0": 28, "Q5_1": 28, "Q4_0": 14, "Q4_1": 14}
+    assert 0 < np.abs(read - values).max() <= np.abs(values).max() / steps[kind] * 1.2
+
+
+def test_types_of_integers_are_refused_by_name(tmp_path: Path) -> None:
+    file = opened(tmp_path, raw_gguf(rows=(row("w", (4,), 26),), data=bytes(16)))
+    with pytest.raises(Refusal, match="'w'.* type I32, which cannot be decoded") as caught:
+        file.tensor("w")
+    assert caught.value.exit_code == 2
+
+
+def test_metadata_of_every_type(tmp_path: Path) -> None:
+    nested = struct.pack("<IQ", ARRAY, 2) + 2 * (struct.pack("<IQ", U8, 2) + b"\x01\x02")
+    pairs = (
+        pair("u8", U8, b"\xff"),
+        pair("i8", 1, b"\xff"),
+        pair("u16", 2, b"\xff\xff"),
+        pair("i16", 3, b"\xfe\xff"),
+        pair("u32", U32, b"\xff\xff\xff\xff"),
+        pair("i32", 5, b"\xfd\xff\xff\xff"),
+        pair("f32", F32, struct.pack("<f", 1e-5)),
+        pair("bool", 7, b"\x01"),
+        pair("text", STRING, text("né")),
+        pair("u64", U64, struct.pack("<Q", 2**64 - 1)),
+        pair("i64", 11, struct.pack("<q", -(2**63))),
+        pair("f64", 12, struct.pack("<d", 1e-5)),
+        pair("texts", ARRAY, struct.pack("<IQ", STRING, 2) + text("") + text("b")),
+        pair("floats", ARRAY, struct.pack("<IQff", F32, 2, 0.5, -2.0)),
+        pair("nested", ARRAY, nested),
+    )
+    assert opened(tmp_path, raw_gguf(pairs)).metadata == {
+        "u8": 255,
+        "i8": -1,
+        "u16": 65535,
+        "i16": -2,
+        "u32": 2**32 - 1,
+        "i32": -3,
+        "f32": float(np.float32(1e-5)),
+        "bool": True,
+        "text": "né",
+        "u64": 2**64 - 1,
+        "i64": -(2**63),
+        "f64": 1e-5,
+        "texts": ["", "b"],
+        "floats": [0.5, -2.0],
+        "nested": [[1, 2], [1, 2]],
+    }
+
+
+def test_alignment_is_obeyed(tmp_path: Path) -> None:
+    head = raw_gguf((pair("general.alignment", U32, struct.pack("<I", 64)),), (row("w", (2,)),))
+    head += bytes(-len(head) % 64)
+    file = opened(tmp_path, head + struct.pack("<ff", 3.0, 4.0))
+    assert file.tensor("w").tolist() == [3.0, 4.0]
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+HUGE = struct.pack("<Q", 2**63)
+DAMAGE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "it is empty"),
+    "magic": (b"GGML" + bytes(60), "is no GGUF file: it starts with b'GGML'"),
+    "half the magic": (b"GG", "the magic at byte 0 needs 4 bytes, but the file ends at byte 2"),
+    "no counts": (b"GGUF\x03\0\0\0", "number of tensors.* ends at byte 8"),
+    "version 1": (raw_gguf(version=1), r"GGUF version 1 is none of \[2, 3\]"),
+    "version 99": (raw_gguf(version=99), "GGUF version 99"),
+    "tensor count": (raw_gguf(n_rows=2**64 - 1), "claims 18446744073709551615 tensors"),
+    "pair count": (raw_gguf(n_pairs=9), "claims 9 metadata pairs, but only 8 bytes follow"),
+    "key length": (raw_gguf((HUGE + b"key" + bytes(8),)), "a metadata key at byte 32 needs"),
+    "key no text": (raw_gguf((pair("k", U8, b"\1").replace(b"k", b"\xff"),)), "no UTF-8"),
+    "key twice": (raw_gguf((pair("k", U8, b"\1"),) * 2), "metadata key 'k' appears twice"),
+    "value type": (raw_gguf((pair("k", 77, b"\1"),)), "'k' has the unknown value type 77"),
+    "value cut": (raw_gguf((pair("k", STRING, text("x" * 50)),))[:60], "the value of 'k' at byte"),
+    "array length": (
+        raw_gguf((pair("k", ARRAY, struct.pack("<I", U8) + HUGE),)),
+        "claims 9223372036854775808 items of 'k'",
+    ),
+    "array of texts": (
+        raw_gguf((pair("k", ARRAY, struct.pack("<IQ", STRING, 2**40)),)),
+        "claims 1099511627776 items of 'k'",
+    ),
+    "array type": (
+        raw_gguf((pair("k", ARRAY, struct.pack("<IQ", 55, 1) + bytes(64)),)),
+        "'k' has the unknown value type 55",
+    ),
+    "arrays in arrays": (
+        raw_gguf((pair("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 9),)),
+        "'k' nests arrays 4 deep",
+    ),
+    "alignment": (
+        raw_gguf((pair("general.alignment", U32, struct.pack("<I", 48)),)),
+        "general.alignment 48 is no power of two",
+    ),
+    "alignment type": (
+        raw_gguf((pair("general.alignment", STRING, text("32")),)),
+        "general.alignment '32'",
+    ),
+    "no dimensions": (raw_gguf(rows=(row("w", ()) + bytes(8),)), "tensor 'w' has 0 dimensions"),
+    "dimensions": (raw_gguf(rows=(row("w", (1,) * 5),)), "tensor 'w' has 5 dimensions"),
+    "empty dimension": (raw_gguf(rows=(row("w", (3, 0)),)), r"cannot have the shape \[3, 0\]"),
+    "half a block": (
+        raw_gguf(rows=(row("w", (2, 48), TYPE_Q8_0),), data=bytes(200)),
+        r"'w' of type Q8_0 cannot have the shape \[2, 48\]: rows come in blocks of 32",
+    ),
+    "tensor type": (raw_gguf(rows=(row("w", (1,), 99),)), "'w' has the unknown type 99"),
+    "tensor twice": (raw_gguf(rows=(row("w", (1,)),) * 2, data=bytes(8)), "'w' appears twice"),
+    "offset beyond": (
+        raw_gguf(rows=(row("w", (1,), offset=1 << 40),), data=bytes(32)),
+        "'w' ends at byte 1099511627876, but the file ends at byte 128",
+    ),
+    "offset odd": (raw_gguf(rows=(row("w", (1,), offset=4),), data=bytes(8)), "no multiple of 32"),
+    "size wraps": (
+        raw_gguf(rows=(row("w", (2**33, 2**33)),), data=bytes(8)),
+        "'w' ends at byte 295147905179352826",
+    ),
+    "overlap": (
+        raw_gguf(rows=(row("a", (16,)), row("b", (16,), offset=32)), data=bytes(96)),
+        "tensors 'a' and 'b' overlap",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_named(tmp_path: Path, case: str) -> None:
+    content, message = DAMAGE[case]
+    with pytest.raises(Damaged, match=message) as caught:
+        opened(tmp_path, content)
+    line = str(caught.value)
+    assert caught.value.exit_code == 3
+    assert "\n" not in line and str(tmp_path / "model.gguf") in line
+
+
+def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="big-endian GGUF.*convert the model again") as caught:
+        opened(tmp_path, b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    assert caught.value.exit_code == 2
+
+
+def test_arrays_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = raw_gguf(tuple(pair(k, ARRAY, struct.pack("<IQ", U8, 6) + bytes(6)) for k in "ab"))
+    assert opened(tmp_path, content).metadata == {"a": [0] * 6, "b": [0] * 6}
+    monkeypatch.setattr(gguf_header, "MAX_ELEMENTS", 11)
+    with pytest.raises(Damaged, match="'b' brings the metadata to 12 array items, more than 11"):
+        opened(tmp_path, content)
+
+
+def test_every_cut_is_damage(tmp_path: Path, tiny_gguf: Path) -> None:
+    """Header, metadata, tensor table, data, and the last byte."""
+    content = tiny_gguf.read_bytes()
+    header = content.index(b"output_norm.weight") + 64
+    cuts = [*range(0, 64), *range(64, header, 61), *range(header, len(content), 9973)]
+    for cut in [*cuts, len(content) - 1]:
+        with pytest.raises(Damaged, match="but the file ends|bytes follow|is empty"):
+            opened(tmp_path, content[:cut])
+
+
+def test_flipped_bytes_never_escape(tmp_path: Path) -> None:
+    """Whatever a byte of the header becomes, the model loads or is refused in one line."""
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(path, n_layer=1)
+    content = bytearray(path.read_bytes())
+    header = content.index(b"output_norm.weight") + 64
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(400):
+        at, value = int(rng.integers(header)), int(rng.integers(256))
+        changed = content[:]
+        changed[at] = value
+        try:
+            file = opened(tmp_path, bytes(changed))
+            Hyperparameters.from_gguf(file)
+            Tokenizer.from_gguf(file.metadata).encode("the cat")
+        except Refusal as refusal:
+            refused += 1
+            assert "\n" not in str(refusal)
+    assert 50 < refused < 400
+
+
+@pytest.mark.parametrize(
+    "name, message", [("none.gguf", "does not exist"), (".", "is no regular file")]
+)
+def test_paths_that_are_no_files(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(Refusal, match=message) as caught:
+        open_gguf(tmp_path / name)
+    assert caught.value.exit_code == 2 and not isinstance(caught.value, Damaged)
+
+
+def test_a_file_that_cannot_be_read(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(Refusal, match="cannot be read: Permission denied"):
+        open_gguf(tiny_gguf)
+
+
+# --- hyperparameters ----------------------------------------------------------------------------
+
+
+def read(tmp_path: Path, metadata: dict[str, Any] | None = None, **sizes: Any) -> Hyperparameters:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf(path, metadata=metadata, **sizes)
+    return Hyperparameters.from_gguf(open_gguf(path))
+
+
+def test_hyperparameters_of_a_tiny_model(tmp_path: Path) -> None:
+    hp = read(tmp_path, head_dim=16)
+    assert hp == Hyperparameters(
+        architecture="llama",
+        n_layer=2,
+        n_ctx_train=512,
+        n_embd=64,
+        n_ff=96,
+        n_head=4,
+        n_head_kv=2,
+        head_dim=16,
+        n_rot=16,
+        rope_base=10000.0,
+        rope_pairing="interleaved",
+        rms_eps=float(np.float32(1e-5)),
+        n_vocab=289,
+        tied_embeddings=True,
+    )
+    assert not read(tmp_path, tied=False).tied_embeddings
+
+
+def test_defaults_where_the_format_has_them(tmp_path: Path) -> None:
+    absent = dict.fromkeys(
+        [
+            "llama.attention.head_count_kv",
+            "llama.attention.key_length",
+            "llama.attention.value_length",
+            "llama.rope.dimension_count",
+            "llama.rope.freq_base",
+            "llama.vocab_size",
+        ]
+    )
+    hp = read(tmp_path, absent, head_dim=16, n_head_kv=4)
+    assert (hp.n_head_kv, hp.head_dim, hp.n_rot) == (4, 16, 16)
+    assert (hp.rope_base, hp.n_vocab) == (10000.0, 289)
+
+
+REQUIRED = [
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.attention.head_count",
+    "llama.attention.layer_norm_rms_epsilon",
+]
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+@pytest.mark.parametrize("value", [None, "12", 0, float("nan"), True])
+def test_a_key_that_is_missing_or_mistyped(tmp_path: Path, key: str, value: Any) -> None:
+    message = f"lacks the metadata key '{key}'" if value is None else f"'{key}' is .* instead of"
+    with pytest.raises(Damaged, match=message):
+        read(tmp_path, {key: value})
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "gpt2.gguf", "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(Refusal, match="architecture 'gpt2'; supported: llama") as caught:
+        Hyperparameters.from_gguf(open_gguf(tmp_path / "gpt2.gguf"))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        ({"llama.rope.scaling.type": "linear"}, "sets 'llama.rope.scaling.type' to 'linear'"),
+        ({"llama.rope.scaling.factor": 2.0}, "sets 'llama.rope.scaling.factor' to 2.0"),
+        ({"llama.expert_count": 8}, "sets 'llama.expert_count' to 8"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads are no multiple of 3 K/V heads"),
+        ({"llama.attention.value_length": 16}, "keys have 32 dimensions a head and values 16"),
+        ({"llama.rope.dimension_count": 64}, "rope turns 64 dimensions of a head of 32"),
+        ({"llama.rope.dimension_count": 31}, "rope turns 31 dimensions"),
+        ({"llama.vocab_size": 288}, "vocab_size is 288 and the tokenizer has 289 tokens"),
+    ],
+)
+def test_values_that_are_not_supported(
+    tmp_path: Path, metadata: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refusal, match=message) as caught:
+        read(tmp_path, metadata)
+    assert caught.value.rule == "0.3" and caught.value.exit_code == 2
+
+
+def test_a_partial_rotation_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, {"llama.rope.dimension_count": 16}).n_rot == 16
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        ({"llama.block_count": 3}, "it has no tensor 'blk.2.attn_norm.weight'"),
+        ({"llama.block_count": 2**32 - 1}, "it has no tensor 'blk.2.attn_norm.weight'"),
+        (
+            {"llama.feed_forward_length": 64},
+            r"'blk.0.ffn_gate.weight' has shape \[96, 64\], its metadata asks for \[64, 64\]",
+        ),
+        (
+            {"llama.attention.head_count_kv": 4},
+            r"'blk.0.attn_k.weight' has shape \[64, 64\], its metadata asks for \[128, 64\]",
+        ),
+        ({"llama.embedding_length": 2**31}, r"'token_embd.weight' has shape \[289, 64\]"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(Damaged, match=message):
+        read(tmp_path, metadata)
+
+
+def test_tensors_left_over_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="9 tensors that the llama .* first 'blk.1.attn_norm.weight'"):
+        read(tmp_path, {"llama.block_count": 1})
+
+
+def test_tiny_metadata_has_no_typo() -> None:
+    assert set(REQUIRED) < set(tiny_metadata(Tiny()))
+
+
+@pytest.mark.model
+def test_smollm2(smollm2: Path) -> None:
+    file = open_gguf(smollm2)
+    hp = Hyperparameters.from_gguf(file)
+    assert (hp.n_layer, hp.n_embd, hp.n_ff, hp.n_vocab) == (30, 576, 1536, 49152)
+    assert (hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_rot) == (9, 3, 64, 64)
+    assert (hp.rope_base, hp.n_ctx_train, hp.tied_embeddings) == (100000.0, 8192, True)
+    assert file.tensor_info("token_embd.weight") == ("Q8_0", (49152, 576))
+    assert file.tensor_info("blk.0.attn_q.weight") == ("Q4_1", (576, 576))

@@ -1,0 +1,174 @@
+"""SmolLM2-135M: text, agreement with transformers, and contract 6 on a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import transformers_name
+
+from minfer import Batch, Engine, settings
+from minfer.format import KvFormat
+from minfer.models import gguf
+from minfer.models.gguf import Hyperparameters
+from minfer.pull import pull
+
+pytestmark = pytest.mark.model
+
+FORMATS = [fmt.value for fmt in KvFormat]
+TEXT = (
+    "The old lighthouse keeper climbed the stairs every evening. He lit the lamp, wrote a line in "
+    "his book, and watched the ships. One night in 1882 no ship came, and he wrote: 'Quiet sea.'"
+)
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return pull("smollm2", settings.cache_dir())
+
+
+@pytest.fixture(scope="module")
+def engines(path: Path) -> dict[str, Engine]:
+    """One engine a format; they share the decoded weights to save memory and time."""
+    first = Engine.load(path, cache_type="f32", n_ctx=512)
+    made = {"f32": first}
+    for fmt in ("f16", "q8_0"):
+        engine = Engine.load(path, cache_type=fmt, n_ctx=512)
+        engine._weights = first._weights
+        made[fmt] = engine
+    return made
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Engine:
+    """An engine with an empty store."""
+    engine = engines[request.param]
+    for seq in range(4):
+        if engine.store.has(seq):
+            engine.store.release(seq)
+    return engine
+
+
+@pytest.mark.parametrize("engine", FORMATS, indirect=True)
+def test_the_capital_of_france_is_paris(engine: Engine) -> None:
+    made = list(engine.generate(engine.tokenizer.encode("The capital of France is"), 8))
+    assert engine.tokenizer.decode(made).startswith(" Paris.")
+
+
+def test_q8_0_takes_3_76_times_less_than_f32(engines: dict[str, Engine]) -> None:
+    sizes = {fmt: engine.store.nbytes for fmt, engine in engines.items()}
+    assert round(sizes["f32"] / sizes["q8_0"], 2) == 3.76
+    assert sizes["f32"] / sizes["f16"] == 2.0
+    assert sizes["q8_0"] == engines["f32"].cache_bytes(KvFormat.Q8_0) == 2 * 30 * 512 * 51 * 4
+
+
+def half_split(weight: np.ndarray, n_head: int) -> np.ndarray:
+    """Rows of q or k from interleaved pairs back to the order of transformers."""
+    pairs = weight.reshape(n_head, -1, 2, weight.shape[1])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+@pytest.mark.parametrize("engine", ["f32"], indirect=True)
+def test_logits_are_those_of_transformers_with_the_same_weights(
+    engine: Engine, path: Path
+) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    file = gguf.open_gguf(path)
+    hp = Hyperparameters.from_gguf(file)
+    config = LlamaConfig(
+        vocab_size=hp.n_vocab,
+        hidden_size=hp.n_embd,
+        intermediate_size=hp.n_ff,
+        num_hidden_layers=hp.n_layer,
+        num_attention_heads=hp.n_head,
+        num_key_value_heads=hp.n_head_kv,
+        head_dim=hp.head_dim,
+        max_position_embeddings=hp.n_ctx_train,
+        rope_parameters={"rope_type": "default", "rope_theta": hp.rope_base},
+        rms_norm_eps=hp.rms_eps,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    state = {}
+    for name in file.tensor_names:
+        weight = engine._weights[name]
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            heads = hp.n_head if "attn_q" in name else hp.n_head_kv
+            weight = half_split(weight, heads)
+        state[transformers_name(name)] = torch.from_numpy(np.ascontiguousarray(weight))
+    model.to_empty(device="cpu")
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    model.train(False)
+
+    tokens = engine.tokenizer.encode(TEXT)
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens])).logits[0].numpy()
+    engine.store.reserve(0, len(tokens))
+    batch = Batch([0] * len(tokens), list(range(len(tokens))), "prefill", tokens)
+    ours = engine.forward(batch, n_out=len(tokens))
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 1e-4
+    assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize("engine", FORMATS, indirect=True)
+def test_a_prompt_in_chunks_equals_one_chunk(engine: Engine) -> None:
+    tokens = engine.tokenizer.encode(TEXT)
+    for seq in range(4):
+        engine.store.reserve(seq, 64)
+    whole = engine.prefill(tokens, 0)
+    for seq, chunk in ((1, 7), (2, 1), (3, 64)):
+        assert np.array_equal(engine.prefill(tokens, seq, chunk=chunk), whole)
+        for layer in (0, 29):
+            for which in "kv":
+                assert np.array_equal(
+                    engine.store.export_cells(seq, layer, which),
+                    engine.store.export_cells(0, layer, which),
+                )
+
+
+@pytest.mark.parametrize("engine", FORMATS, indirect=True)
+def test_two_sequences_in_a_batch_equal_two_single_runs(engine: Engine) -> None:
+    prompts = [engine.tokenizer.encode(TEXT[:90]), engine.tokenizer.encode("Once upon a time")]
+    alone = []
+    for seq, prompt in enumerate(prompts):
+        engine.store.reserve(seq, 64)
+        rows = [engine.prefill(prompt, seq)]
+        for _ in range(3):
+            rows.append(engine.decode(int(np.argmax(rows[-1])), seq))
+        alone.append(np.stack(rows))
+    together = [[], []]
+    seqs = [seq for seq in (2, 3) for _ in prompts[seq - 2]]
+    at = [i for prompt in prompts for i in range(len(prompt))]
+    for seq in (2, 3):
+        engine.store.reserve(seq, 64)
+    logits = engine.forward(Batch(seqs, at, "prefill", [t for p in prompts for t in p]))
+    for row, rows in zip(logits, together, strict=True):
+        rows.append(row)
+    for step in range(3):
+        tokens = [int(np.argmax(rows[-1])) for rows in together]
+        positions = [len(prompt) + step for prompt in prompts]
+        for row, rows in zip(
+            engine.forward(Batch([2, 3], positions, "decode", tokens)), together, strict=True
+        ):
+            rows.append(row)
+    for ours, expected in zip(together, alone, strict=True):
+        assert np.array_equal(np.stack(ours), expected)
+
+
+@pytest.mark.parametrize("engine", FORMATS, indirect=True)
+def test_the_number_of_threads_changes_no_bit(engine: Engine, path: Path) -> None:
+    tokens = engine.tokenizer.encode(TEXT)
+    engine.store.reserve(0, 64)
+    expected = engine.prefill(tokens, 0)
+    decoded = engine.decode(5, 0)
+    alone = Engine.load(path, cache_type=engine.store.fmt.value, n_ctx=64, threads=1)
+    alone._weights = engine._weights
+    alone.store.reserve(0, 64)
+    assert np.array_equal(alone.prefill(tokens, 0), expected)
+    assert np.array_equal(alone.decode(5, 0), decoded)
