@@ -7,6 +7,7 @@ is NaN, so a kernel that reads outside a window shows it.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def cut(rng: np.random.Generator, length: int, pieces: int) -> list[int]:
         return [length]
     inner = rng.choice(np.arange(2, length), pieces - 2, replace=False) if pieces > 2 else []
     borders = [0, 1, *sorted(int(b) for b in inner), length]
-    return [b - a for a, b in zip(borders, borders[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(borders)]
 
 
 def scatter(rng: np.random.Generator, runs: Sequence[Sequence[int]]) -> tuple[list[Spans], int]:
@@ -220,9 +221,7 @@ def make(case: Case, fmt: KvFormat) -> Inputs:
         q=np.concatenate([s.q for s in sequences]),
         k=k,
         v=v,
-        positions=np.concatenate(
-            [np.arange(s.first, len(s.k), dtype=np.int32) for s in sequences]
-        ),
+        positions=np.concatenate([np.arange(s.first, len(s.k), dtype=np.int32) for s in sequences]),
         window=windows(case.mode, sequences, spans, case.width if case.clipped else 0),
         groups=tuple(len(s.q) for s in sequences),
         fmt=fmt,

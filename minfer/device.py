@@ -26,7 +26,7 @@ class DeviceKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Backend:
-    """What a kind of device needs: its kernel package and the library that package is written in."""
+    """The kernel package of a kind of device, and the library it is written in."""
 
     package: str
     library: str
@@ -80,8 +80,10 @@ class Device:
     def package(self) -> ModuleType:
         """The kernel package of this device, imported now."""
         reason = self.unavailable()
-        if reason is None and self.kind is DeviceKind.METAL and not settings.flag(
-            "MINFER_METAL_SIM"
+        if (
+            reason is None
+            and self.kind is DeviceKind.METAL
+            and not settings.flag("MINFER_METAL_SIM")
         ):
             reason = _no_metal()
         if reason:

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer import memory, rope, settings
 from minfer import format as kv_format
+from minfer import memory, rope, settings
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.graph.builder import Graph, GraphBuilder, Heads
 from minfer.graph.cache import GraphCache
 from minfer.graph.params import GraphParams
-from minfer.graph.run import execute, fill_batch_inputs
+from minfer.graph.run import execute, fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
 from minfer.kv.store import KvStore
-from minfer.models import gguf, llama
+from minfer.models import chat_template, gguf, llama
 from minfer.models.gguf import GgufFile, Hyperparameters
 from minfer.models.sampling import greedy
 from minfer.models.tokenizer import Tokenizer
+from minfer.models.weights import decode_weights, decoded_bytes
 from minfer.ops import DECODE, PREFILL
 from minfer.registry import Receipt
 
 DEFAULT_N_CTX = 4096
 PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contract 6.1)
 
-Logits = NDArray[np.float32]
+Logits: TypeAlias = NDArray[np.float32]
 
 
 @dataclass
@@ -107,31 +108,41 @@ class Engine:
         hp = Hyperparameters.from_gguf(file)
         cells = n_ctx if n_ctx is not None else min(DEFAULT_N_CTX, hp.n_ctx_train)
         _at_least_one("n_ctx", cells)
+        sizes = {"n_layer": hp.n_layer, "n_head_kv": hp.n_head_kv, "head_dim": hp.head_dim}
         fmt = kv_format.resolve(
-            asked,
-            device_kind=parsed.name,
-            n_layer=hp.n_layer,
-            n_head_kv=hp.n_head_kv,
-            head_dim=hp.head_dim,
-            reads_packed_kv=package.READS_PACKED_KV,
+            asked, device_kind=parsed.name, reads_packed_kv=package.READS_PACKED_KV, **sizes
         )
+        sizes["n_ctx"] = cells
         memory.require(
             {
-                "weights": _weight_bytes(file),
-                f"{fmt} KV cache of {cells} cells": cache_bytes(hp, cells, fmt),
+                "weights": decoded_bytes(file),
+                f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
             }
         )
-        weights = _decode_weights(file, progress)
-        store = KvStore(
-            n_layer=hp.n_layer,
-            n_ctx=cells,
-            n_head_kv=hp.n_head_kv,
-            head_dim=hp.head_dim,
-            cache_type=fmt.value,
-            device=parsed,
-            threads=workers,
-        )
+        weights = decode_weights(file, progress=progress)
+        store = KvStore(**sizes, cache_type=fmt, device=parsed, threads=workers)
         return cls(file, hp, weights, store, threads=workers)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the model's start token where it wants one."""
+        start = [self.tokenizer.bos] if self.tokenizer.add_bos else []
+        return [*(t for t in start if t is not None), *self.tokenizer.encode(text)]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation in the model's own chat template, up to the answer.
+
+        messages: {"role": ..., "content": ...} each. Refuses a model without a template.
+        """
+        if not isinstance(self.chat_template, str):
+            raise Refusal("0.3", f"{self.path.name} has no chat template; use a plain prompt", {})
+        bos, eos = (
+            "" if token is None else self.tokenizer.decode([token], special=True)
+            for token in (self.tokenizer.bos, self.tokenizer.eos)
+        )
+        text = chat_template.render(
+            messages, self.chat_template, add_generation_prompt=True, bos=bos, eos=eos
+        )
+        return self.tokenizer.encode(text, special=True)
 
     @property
     def n_vocab(self) -> int:
@@ -144,7 +155,14 @@ class Engine:
 
     def cache_bytes(self, fmt: KvFormat | None = None) -> int:
         """Bytes of the K and V regions, in the engine's format or another."""
-        return cache_bytes(self.hp, self.store.n_ctx, fmt or self.store.fmt)
+        store = self.store
+        return KvStore.memory_bytes(
+            n_layer=store.n_layer,
+            n_ctx=store.n_ctx,
+            n_head_kv=store.n_head_kv,
+            head_dim=store.head_dim,
+            fmt=fmt or store.fmt,
+        )
 
     def receipts(self) -> list[Receipt]:
         """Which variant every op of the graphs built so far got, and why."""
@@ -166,9 +184,7 @@ class Engine:
         with self.store.step(batch) as step:
             params = self._params(batch, step.inputs.mode, len(rows))
             graph = self._graphs.get(params, self._build)
-            inputs = fill_batch_inputs(
-                graph, step.inputs, batch.tokens, rows, self.store.n_ctx
-            )
+            inputs = fill_batch_inputs(graph, step.inputs, batch.tokens, rows, self.store.n_ctx)
             logits: Logits = execute(graph, inputs, step)
         return logits
 
@@ -182,12 +198,14 @@ class Engine:
             logits = self.forward(Batch([seq] * len(part), list(positions), PREFILL, part))
         if logits is None:
             raise Refusal("1", "a prompt needs at least one token", {"seq": seq})
-        return logits[-1]
+        last: Logits = logits[-1]
+        return last
 
     def decode(self, token: int, seq: int = 0) -> Logits:
         """Feed one generated token to `seq`; the logits [n_vocab] after it."""
         batch = Batch([seq], [self.store.written(seq)], DECODE, [token])
-        return self.forward(batch)[0]
+        logits: Logits = self.forward(batch)[0]
+        return logits
 
     def generate(
         self,
@@ -231,14 +249,12 @@ class Engine:
             self.store.reserve(seq, self.store.n_ctx)
         return room + 1 if max_tokens is None else max_tokens
 
-    def _generate(
-        self, tokens: list[int], budget: int, seq: int, timing: Timing
-    ) -> Iterator[int]:
+    def _generate(self, tokens: list[int], budget: int, seq: int, timing: Timing) -> Iterator[int]:
         started = time.perf_counter()
         logits = self.prefill(tokens, seq)
         timing.add(PREFILL, len(tokens), time.perf_counter() - started)
         for count in range(budget):
-            token = greedy(logits, self.store.written(seq) - 1)
+            token = greedy(logits, position=self.store.written(seq) - 1)
             yield token
             if self.tokenizer.is_end(token) or count + 1 == budget:
                 return
@@ -264,48 +280,6 @@ class Engine:
         return builder.finish(llama.forward(builder, self.hp, self._weights, self._rope))
 
 
-def output_rows(batch: Batch, n_out: int) -> list[int]:
-    """Rows of the batch whose logits are wanted (contract 7.3)."""
-    n = len(batch.positions)
-    if batch.kind == DECODE:
-        return list(range(n))
-    groups = batch.groups
-    if len(groups) > 1:
-        if n_out != 1:
-            raise Refusal(
-                "7.3",
-                f"n_out {n_out} with {len(groups)} sequences; several give one last row each",
-                {"n_out": n_out, "groups": len(groups)},
-            )
-        return [group.row + group.n - 1 for group in groups]
-    if not 1 <= n_out <= n:
-        raise Refusal(
-            "7.3", f"n_out {n_out} is outside [1, {n}] for {n} tokens", {"n_out": n_out, "n": n}
-        )
-    return list(range(n - n_out, n))
-
-
-def cache_bytes(hp: Hyperparameters, n_ctx: int, fmt: KvFormat) -> int:
-    """Bytes of the K and V regions of a model with `n_ctx` cells (contract 3.5)."""
-    words = kv_format.cell_words(fmt, hp.n_head_kv * hp.head_dim)
-    return 2 * hp.n_layer * n_ctx * words * 4
-
-
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
         raise Refusal("0.3", f"{name} is {value}; it must be at least 1", {name: value})
-
-
-def _weight_bytes(file: GgufFile) -> int:
-    """Bytes of the weights as f32; F32 tensors stay in the mapped file."""
-    infos = (file.tensor_info(name) for name in file.tensor_names)
-    return sum(4 * int(np.prod(shape)) for kind, shape in infos if kind != "F32")
-
-
-def _decode_weights(file: GgufFile, progress: bool) -> dict[str, Any]:
-    from tqdm import tqdm
-
-    names = tqdm(
-        file.tensor_names, desc="weights", unit="tensor", disable=not progress, leave=False
-    )
-    return {name: file.tensor(name) for name in names}

@@ -15,9 +15,7 @@ class Refusal(Exception):
 
     exit_code = 2
 
-    def __init__(
-        self, rule: str, message: str, facts: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, rule: str, message: str, facts: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
         self.rule = rule
         self.message = message

@@ -101,8 +101,10 @@ def _positions(window: Window, n_q: int, n_cells: int) -> Int32:
     if isinstance(window, Causal):
         return np.arange(n_cells - n_q, n_cells, dtype=np.int32)
     if window.mode is WindowMode.SPAN:
-        return (window.array[:, 1] - window.array[:, 0] - 1).astype(np.int32)
-    return (window.array[..., 1].sum(axis=1) - 1).astype(np.int32)
+        seen = window.array[:, 1] - window.array[:, 0]
+    else:
+        seen = window.array[..., 1].sum(axis=1)
+    return (seen - 1).astype(np.int32)
 
 
 def _tiles(window_: Window, positions: Int32, block_m: int, *, decode: bool) -> Int32:

@@ -123,12 +123,12 @@ def qkv_rope_store(
     fmt: KvFormat,
     pairing: str,
     config: Config = None,
-) -> Doubles:
-    """Rotate q and k by position, store k and v by cell, return the rotated q."""
+) -> tuple[Doubles, Region, Region]:
+    """Rotate q and k by position, store k and v by cell; the rotated q and both regions."""
     rotated = rope(k, positions, cos, sin, pairing=pairing).astype(F32)
-    store_cells(k_region, rotated, cells, fmt=fmt)
-    store_cells(v_region, v, cells, fmt=fmt)
-    return rope(q, positions, cos, sin, pairing=pairing)
+    k_region = store_cells(k_region, rotated, cells, fmt=fmt)
+    v_region = store_cells(v_region, v, cells, fmt=fmt)
+    return rope(q, positions, cos, sin, pairing=pairing), k_region, v_region
 
 
 # -- dense steps, float64 -------------------------------------------------------------------------
@@ -136,7 +136,8 @@ def qkv_rope_store(
 
 def matvec(weight: Floats, x: Floats, *, config: Config = None) -> Doubles:
     """x [n, n_in] @ weight.T, weight [n_out, n_in]."""
-    return np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    out: Doubles = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    return out
 
 
 matmul = matvec
@@ -146,7 +147,8 @@ def rms_norm(x: Floats, weight: Floats, *, eps: float, config: Config = None) ->
     """Each row over the root of its mean square, times weight; x [n, m], weight [m]."""
     wide = np.asarray(x, np.float64)
     mean = np.mean(wide * wide, axis=-1, keepdims=True)
-    return wide / np.sqrt(mean + eps) * np.asarray(weight, np.float64)
+    out: Doubles = wide / np.sqrt(mean + eps) * np.asarray(weight, np.float64)
+    return out
 
 
 def rope(
@@ -175,8 +177,9 @@ def rope(
 def silu_mul(gate: Floats, up: Floats, *, config: Config = None) -> Doubles:
     """gate * sigmoid(gate) * up."""
     wide = np.asarray(gate, np.float64)
-    with np.errstate(over="ignore"):
-        return wide / (1 + np.exp(-wide)) * np.asarray(up, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out: Doubles = wide / (1 + np.exp(-wide)) * np.asarray(up, np.float64)
+    return out
 
 
 def add(x: Floats, y: Floats, *, config: Config = None) -> Doubles:
@@ -186,7 +189,8 @@ def add(x: Floats, y: Floats, *, config: Config = None) -> Doubles:
 
 def embed(weight: Floats, tokens: Ints, *, config: Config = None) -> Doubles:
     """Rows of weight [n_vocab, m]."""
-    return np.asarray(weight, np.float64)[tokens]
+    out: Doubles = np.asarray(weight, np.float64)[tokens]
+    return out
 
 
 # -- attention ------------------------------------------------------------------------------------

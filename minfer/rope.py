@@ -17,9 +17,7 @@ def inverse_frequencies(n_rot: int, base: float) -> NDArray[np.float64]:
     return base ** -(np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
 
 
-def tables(
-    n_ctx: int, n_rot: int, base: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def tables(n_ctx: int, n_rot: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """cos and sin, float32 [n_ctx, n_rot / 2], of every position."""
     angle = np.arange(n_ctx, dtype=np.float64)[:, None] * inverse_frequencies(n_rot, base)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)

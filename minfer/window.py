@@ -190,32 +190,43 @@ def tiles(groups: Sequence[int], block_m: int, *, decode: bool = False) -> Int32
 
 def check(window: Window, positions: Int32, n_cells: int) -> None:
     """Refuse a window that reads outside the arena or is empty (contract 2.5)."""
-    n_q = len(positions)
-    if n_q and int(positions.min()) < 0:
+    if len(positions) and int(positions.min()) < 0:
         raise Refusal("2.5", f"position {int(positions.min())} is negative", {})
     if isinstance(window, Causal):
-        if n_q and int(positions.max()) >= n_cells:
+        if len(positions) and int(positions.max()) >= n_cells:
             raise Refusal(
                 "2.5",
                 f"position {int(positions.max())} lies past the last cell, {n_cells - 1}",
                 {"position": int(positions.max()), "n_cells": n_cells},
             )
         return
-    array = window.array
-    if isinstance(window, Span):
-        lo, hi = array[:, 0].astype(np.int64), array[:, 1].astype(np.int64)
-        bad = (lo < 0) | (lo >= hi) | (hi > n_cells) | (hi - lo > positions + 1)
-    else:
-        cell, length = array[..., 0].astype(np.int64), array[..., 1].astype(np.int64)
-        total = length.sum(axis=1)
-        bad = ((cell < 0) | (length < 0) | (cell + length > n_cells)).any(axis=1)
-        bad |= (total < 1) | (total > positions + 1)
-    if len(array) != n_q or bad.any():
-        query = int(np.argmax(bad)) if len(array) == n_q else min(n_q, len(array))
-        shown = array[query].tolist() if query < len(array) else "missing"
+    if len(window.array) != len(positions):
+        raise Refusal(
+            "2.5",
+            f"a window of {len(window.array)} rows for {len(positions)} queries; give one a query",
+            {"rows": len(window.array), "n_q": len(positions)},
+        )
+    bad = _bad_windows(window, positions, n_cells)
+    if bad.any():
+        query = int(np.argmax(bad))
+        shown = window.array[query].tolist()
         raise Refusal(
             "2.5",
             f"the window of query {query}, {shown}, is empty, longer than its position "
             f"allows or outside cells [0, {n_cells})",
             {"query": query, "window": shown, "n_cells": n_cells},
         )
+
+
+def _bad_windows(window: Span | Runs, positions: Int32, n_cells: int) -> NDArray[np.bool_]:
+    """Which queries read outside the arena, read nothing, or see past their position."""
+    array = window.array.astype(np.int64)
+    if isinstance(window, Span):
+        lo, hi = array[:, 0], array[:, 1]
+        outside = np.asarray((lo < 0) | (hi > n_cells))
+        seen = hi - lo
+    else:
+        cell, length = array[..., 0], array[..., 1]
+        outside = ((cell < 0) | (length < 0) | (cell + length > n_cells)).any(axis=1)
+        seen = length.sum(axis=1)
+    return np.asarray(outside | (seen < 1) | (seen > positions + 1))

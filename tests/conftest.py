@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_models import write_tiny_gguf
 
 from minfer import settings
 from minfer.pull import model_path
-from tiny_models import write_tiny_gguf
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,11 @@ def smollm2() -> Path:
     if not path.is_file():
         pytest.skip(f"{path} is missing; run: minfer pull smollm2")
     return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_transformers(smollm2: Path) -> Any:
+    """The tokenizer that transformers builds from the same file; takes seconds."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)

@@ -275,13 +275,14 @@ def test_one_step_is_open_at_a_time() -> None:
     for call in (
         lambda: tables.plan(Batch([2], [0], "prefill")),
         lambda: tables.apply(other),
-        lambda: tables.commit(other),
-        lambda: tables.rollback(other),
         lambda: tables.reserve(3, 1),
         lambda: tables.release(2),
         lambda: tables.truncate(2, 0),
     ):
-        refused(tables, "5.5", call)
+        error = refused(tables, "5.5", call)
+        assert "a step over sequences [1] is open" in error.message
+    refused(tables, "5.5", lambda: tables.commit(other))
+    refused(tables, "5.5", lambda: tables.rollback(other))
     tables.commit(plan)
     refused(tables, "5.5", lambda: tables.commit(plan))
     tables.release(2)
@@ -329,6 +330,23 @@ def test_a_sequence_truncated_into_its_share_has_no_private_rows() -> None:
     assert entry.private_rows == 0
     assert written_cells(entry, runs) == (range(0, 2),)
     assert rows_read([entry]) == {1: 0, 0: 4}
+
+
+def test_the_rows_of_a_run_are_the_most_that_anybody_reads() -> None:
+    readers = [Entry(1, 5, Share(0, 4)), Entry(2, 2, Share(0, 2))]
+    assert rows_read([Entry(0, 1), *readers]) == {0: 4, 1: 1, 2: 0}
+    assert rows_read([*readers, Entry(0, 6)]) == {0: 6, 1: 1, 2: 0}
+
+
+def test_the_cap_of_a_sharer_counts_its_share() -> None:
+    tables = CellTables(8)
+    tables.reserve(A, 4)
+    tables.reserve(B, 3)
+    tables._entries[B] = Entry(1, 4, Share(0, 4))
+    tables._entries[A] = Entry(0, 4)
+    tables.check()
+    assert (tables.cap(A), tables.cap(B)) == (4, 7)
+    assert tables.spans(B) == [(0, 0, 4), (4, 4, 3)]
 
 
 def test_a_plan_over_a_sharer_reads_runs_and_stores_above_the_share() -> None:

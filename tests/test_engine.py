@@ -10,9 +10,10 @@ from tiny_models import write_tiny_gguf, write_tiny_llama
 
 from minfer import Batch, Engine
 from minfer import engine as engine_module
-from minfer.engine import Timing, output_rows
+from minfer.engine import Timing
 from minfer.errors import Refusal
 from minfer.format import KvFormat
+from minfer.graph.run import output_rows
 
 FORMATS = [fmt.value for fmt in KvFormat]
 PROMPT = [5, 90, 41, 7, 201, 33, 33, 12, 150, 6, 77]
@@ -231,7 +232,7 @@ def test_a_load_that_would_not_fit_is_refused_before_it_starts(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module.memory, "free_bytes", lambda: 100 << 20)
-    monkeypatch.setattr(engine_module, "_decode_weights", None)
+    monkeypatch.setattr(engine_module, "decode_weights", None)
     with pytest.raises(Refusal, match=r"needs .* \(weights .*, f32 KV cache .*\), 100.0 MiB free"):
         load(tiny, n_ctx=1 << 20)
 

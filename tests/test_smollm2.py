@@ -70,9 +70,7 @@ def half_split(weight: np.ndarray, n_head: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("engine", ["f32"], indirect=True)
-def test_logits_are_those_of_transformers_with_the_same_weights(
-    engine: Engine, path: Path
-) -> None:
+def test_logits_are_those_of_transformers_with_the_same_weights(engine: Engine, path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from numpy.typing import NDArray
 
 from minfer import reference, registry, window
 from minfer.errors import Refusal
-from minfer.format import KvFormat
+from minfer.format import KvFormat, Region
 from minfer.kv.batch import Batch
+from minfer.kv.runs import Entry, Share
 from minfer.kv.store import KvStore
+from minfer.ops import Config, Tunable, variant
 from minfer.window import WindowMode
 
 N_HEAD, N_HEAD_KV, HEAD_DIM = 6, 2, 32
@@ -47,14 +51,12 @@ def batch_rows(batch: Batch, salt: int = 0) -> tuple[Rows, Rows, Rows]:
     return q, k, v
 
 
-def forward(
-    store: KvStore, batch: Batch, *, salt: int = 0, width: int = 0, variant: str | None = None
-) -> Rows:
+def forward(store: KvStore, batch: Batch, *, salt: int = 0, variant: str | None = None) -> Rows:
     """A whole step of one layer; attention of every row."""
     q, k, v = batch_rows(batch, salt)
     with store.step(batch) as step:
         step.write(0, k=k, v=v)
-        return step.attend(0, q=q, width=width, variant=variant)
+        return step.attend(0, q=q, variant=variant)
 
 
 def tokens(*groups: tuple[int, int, int], kind: str = "prefill") -> Batch:
@@ -154,6 +156,34 @@ def test_attention_reads_the_stored_rows(cache_type: str) -> None:
     assert (kept == fresh).all() == (cache_type == "f32")
 
 
+@pytest.mark.parametrize("cache_type", FORMATS)
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_a_shared_prefix_reads_as_rows_of_its_own(cache_type: str, kind: str) -> None:
+    store, alone = make_store(cache_type), make_store(cache_type)
+    store.reserve(8, 3)
+    store.reserve(1, 6)
+    store.reserve(2, 9)
+    forward(store, tokens((1, 0, 5)))
+    store._tables._entries[2] = Entry(2, 4, Share(1, 4))
+    store.check()
+    alone.reserve(1, 20)
+    forward(alone, tokens((1, 0, 4)))
+    alone._tables._entries[2] = alone._tables._entries.pop(1)
+    for batch in (tokens((2, 4, 3), kind=kind), tokens((2, 7, 2), kind=kind)):
+        q, k, v = batch_rows(batch)
+        with store.step(batch) as step:
+            step.write(0, k=k, v=v)
+            out = step.attend(0, q=q[:, ::-1])
+        assert step.inputs.mode is WindowMode.RUNS
+        assert step.receipts[0].op == "attn_map"
+        with alone.step(batch) as plain:
+            plain.write(0, k=k, v=v)
+            np.testing.assert_array_equal(plain.attend(0, q=q[:, ::-1]), out)
+        assert_attends(store, step.receipts[0], 2, batch.positions[0], q[:, ::-1], out)
+    for which in "kv":
+        np.testing.assert_array_equal(store.export(2, 0, which), alone.export(2, 0, which))
+
+
 # --- invariance, bit for bit ----------------------------------------------------------------------
 
 
@@ -183,6 +213,21 @@ def test_chunks_of_a_prompt_change_no_bit(cache_type: str) -> None:
         cut.reserve(1, 23)
         parts = [forward(cut, tokens((1, t, min(chunk, 23 - t)))) for t in range(0, 23, chunk)]
         np.testing.assert_array_equal(np.concatenate(parts), out)
+
+
+@pytest.mark.parametrize("cache_type", FORMATS)
+def test_a_long_sequence_reads_alike_anywhere_and_on_any_threads(cache_type: str) -> None:
+    outs = []
+    for start, threads in ((0, 1), (5, 2), (262, 1)):
+        store = KvStore(1, 600, N_HEAD_KV, HEAD_DIM, cache_type=cache_type, threads=threads)
+        if start:
+            store.reserve(9, start)
+        store.reserve(1, 300)
+        assert store.spans(1)[0].cell == start
+        prompt = forward(store, tokens((1, 0, 290)))
+        outs.append(np.concatenate([prompt, forward(store, tokens((1, 290, 3), kind="decode"))]))
+    np.testing.assert_array_equal(outs[1], outs[0])
+    np.testing.assert_array_equal(outs[2], outs[0])
 
 
 @pytest.mark.parametrize("cache_type", FORMATS)
@@ -225,13 +270,15 @@ def test_overwritten_rows_are_read_and_the_tail_stays() -> None:
     np.testing.assert_array_equal(after[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
 
 
-def test_a_failed_overwrite_truncates_to_its_first_position() -> None:
+@pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_failed_overwrite_truncates_to_its_first_position(failure: type[BaseException]) -> None:
     store = make_store()
     store.reserve(1, 9)
     forward(store, tokens((1, 0, 6)))
-    with pytest.raises(ZeroDivisionError), store.step(tokens((1, 2, 2))):
-        raise ZeroDivisionError
+    with pytest.raises(failure), store.step(tokens((1, 2, 2))):
+        raise failure
     assert store.written(1) == 2
+    store.release(1)
 
 
 # --- the inputs a graph fills from ----------------------------------------------------------------
@@ -263,6 +310,38 @@ def test_tiles_have_the_height_of_the_default_variant() -> None:
         np.testing.assert_array_equal(step.inputs.tiles, window.tiles([37], block_m))
 
 
+def test_a_variant_gets_tiles_of_its_own_height() -> None:
+    seen = []
+
+    @variant(space={"block_m": Tunable(3, (3,))})
+    def attn_window_spy(
+        q: Rows,
+        k: Region,
+        v: Region,
+        positions: window.Int32,
+        span: window.Int32 | None,
+        tiles: window.Int32,
+        *,
+        fmt: KvFormat,
+        scale: float,
+        width: int,
+        config: Config,
+    ) -> Rows:
+        seen.append(tiles)
+        return np.zeros_like(q)
+
+    module = ModuleType("spy")
+    attn_window_spy.__module__ = module.__name__
+    module.attn_window_spy = attn_window_spy  # type: ignore[attr-defined]
+    registry.add(module)
+    store = make_store()
+    store.reserve(1, 8)
+    forward(store, tokens((1, 0, 7)), variant="spy")
+    forward(store, tokens((1, 7, 1), kind="decode"), variant="spy")
+    np.testing.assert_array_equal(seen[0], [[0, 3], [3, 3], [6, 1], [0, 0]])
+    np.testing.assert_array_equal(seen[1], [[0, 1]])
+
+
 def test_decode_tiles_have_one_query_each() -> None:
     store = scattered("f32")
     with pytest.raises(Refusal), store.step(tokens((2, 6, 2), (1, 5, 1), kind="decode")) as step:
@@ -275,11 +354,12 @@ def test_a_graph_may_store_by_itself() -> None:
     batch = tokens((1, 0, 2))
     q, k, v = batch_rows(batch)
     with store.step(batch) as step:
-        regions = step.region(0)
-        for region, array in zip(regions, (k, v), strict=True):
+        fresh = [replace(r, arrays=(r.arrays[0].copy(),)) for r in step.region(0)]
+        for region, array in zip(fresh, (k, v), strict=True):
             reference.store_cells(region, array, step.inputs.cells, fmt=KvFormat.F32)
-        step.stored(0, *regions)
+        step.stored(0, *fresh)
         out = step.attend(0, q=q)
+    assert list(store.region(0)) == fresh, "the store keeps the regions an op returns"
     np.testing.assert_array_equal(store.export(1, 0, "v"), v)
     assert_attends(store, step.receipts[0], 1, 0, q, out)
 
@@ -317,7 +397,11 @@ def test_a_second_write() -> None:
         _, k, v = batch_rows(BATCH)
         with store.step(BATCH) as step:
             step.write(0, k=k, v=v)
-            step.write(0, k=k, v=v)
+            kept = step.region(0)[0].arrays[0].tobytes()
+            try:
+                step.write(0, k=-k, v=v)
+            finally:
+                assert step.region(0)[0].arrays[0].tobytes() == kept
 
     assert "second time" in failed_step("5.5", use).message
 

@@ -167,5 +167,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert sum(occupied) == reserved
 
 
-StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
 test_store_machine = StoreMachine.TestCase

@@ -117,7 +117,6 @@ BAD_WINDOWS = {
     "no run": Runs(np.zeros((1, 4, 2), np.int32)),
     "run past the arena": Runs(np.array([[[6, 3], [0, 0], [0, 0], [0, 0]]], np.int32)),
     "negative length": Runs(np.array([[[0, 4], [4, -1], [0, 0], [0, 0]]], np.int32)),
-    "fewer rows than queries": Span(np.zeros((0, 2), np.int32)),
 }
 
 
@@ -135,3 +134,10 @@ def test_good_windows_pass() -> None:
     window.check(Causal(), at, 5)
     with pytest.raises(Refusal, match="position 4 lies past the last cell, 3"):
         window.check(Causal(), at, 4)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_a_window_has_one_row_a_query(rows: int) -> None:
+    array = np.full((rows, 2), [0, 1], np.int32)
+    with pytest.raises(Refusal, match=f"a window of {rows} rows for 2 queries"):
+        window.check(Span(array), np.zeros(2, np.int32), 8)

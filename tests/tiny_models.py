@@ -2,7 +2,7 @@
 
 The weights are random but for one thing: the last feed-forward layer prefers one successor for each
 token, so that greedy text wanders and has clear margins, while the rest of the context moves the
-logits. Only `write_tiny_llama` needs torch and transformers.
+logits. Only the functions that return a model need torch and transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minfer.models.tokenizer import byte_alphabet
+from minfer.models.gguf import Hyperparameters, open_gguf
+from minfer.models.vocabulary import byte_alphabet
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # fmt: off
@@ -121,6 +122,12 @@ def interleave(weight: Array, n_head: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
+def halve(weight: Array, n_head: int) -> Array:
+    """The inverse of `interleave`."""
+    pairs = weight.reshape(n_head, -1, 2, weight.shape[1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
+
+
 def write_tiny_gguf(path: Path, *, metadata: dict[str, Any] | None = None, **sizes: Any) -> Tiny:
     """Write a tiny model and return its sizes.
 
@@ -191,32 +198,46 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 def write_tiny_llama(path: Path, **sizes: Any) -> Any:
     """Write a tiny model and return the transformers LlamaForCausalLM of the same weights."""
+    weights = tiny_weights(write_tiny_gguf(path, **sizes))
+    return transformers_llama(Hyperparameters.from_gguf(open_gguf(path)), weights)
+
+
+def read_in_transformers(path: Path) -> Any:
+    """The transformers LlamaForCausalLM of a GGUF file, with its weights decoded to float32."""
+    file = open_gguf(path)
+    hp = Hyperparameters.from_gguf(file)
+    weights = {name: np.array(file.tensor(name)) for name in file.tensor_names}
+    for name in weights:
+        if name.endswith("attn_q.weight"):
+            weights[name] = halve(weights[name], hp.n_head)
+        elif name.endswith("attn_k.weight"):
+            weights[name] = halve(weights[name], hp.n_head_kv)
+    return transformers_llama(hp, weights)
+
+
+def transformers_llama(hp: Hyperparameters, weights: dict[str, Array]) -> Any:
+    """A LlamaForCausalLM; `weights` by GGUF name, with q and k in half-split order."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tiny = write_tiny_gguf(path, **sizes)
     config = LlamaConfig(
-        vocab_size=len(tiny_tokens()),
-        hidden_size=tiny.n_embd,
-        intermediate_size=tiny.n_ff,
-        num_hidden_layers=tiny.n_layer,
-        num_attention_heads=tiny.n_head,
-        num_key_value_heads=tiny.n_head_kv,
-        head_dim=tiny.head_dim,
-        max_position_embeddings=N_CTX,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
-        rms_norm_eps=RMS_EPS,
-        tie_word_embeddings=tiny.tied,
+        vocab_size=hp.n_vocab,
+        hidden_size=hp.n_embd,
+        intermediate_size=hp.n_ff,
+        num_hidden_layers=hp.n_layer,
+        num_attention_heads=hp.n_head,
+        num_key_value_heads=hp.n_head_kv,
+        head_dim=hp.head_dim,
+        max_position_embeddings=hp.n_ctx_train,
+        rope_parameters={"rope_type": "default", "rope_theta": hp.rope_base},
+        rms_norm_eps=hp.rms_eps,
+        tie_word_embeddings=hp.tied_embeddings,
         bos_token_id=1,
         eos_token_id=2,
     )
     model = LlamaForCausalLM(config)
-    state = {
-        transformers_name(name): torch.from_numpy(weight)
-        for name, weight in tiny_weights(tiny).items()
-    }
-    if tiny.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    state = {transformers_name(name): torch.from_numpy(w) for name, w in weights.items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     model.load_state_dict(state)
     model.train(False)
     return model

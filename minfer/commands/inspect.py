@@ -48,7 +48,9 @@ def variants(args: argparse.Namespace) -> None:
         return
     for row in rows:
         formats = " ".join(row["formats"]) or "any"
-        print(f"{row['op'] + '_' + row['variant']:28} {formats:14} {row['takes']:44} {row['source']}")
+        print(
+            f"{row['op'] + '_' + row['variant']:28} {formats:14} {row['takes']:44} {row['source']}"
+        )
 
 
 def _variant_row(v: Variant) -> dict[str, Any]:

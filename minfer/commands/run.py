@@ -12,7 +12,6 @@ from minfer.engine import Engine, Timing
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.memory import human
-from minfer.models import chat_template
 from minfer.ops import DECODE, PREFILL
 from minfer.pull import resolve_model
 
@@ -62,13 +61,9 @@ def _prompt(args: argparse.Namespace) -> str:
 
 def _tokens(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
     if not args.chat and args.system is None:
-        return engine.tokenizer.encode(prompt)
-    if not isinstance(engine.chat_template, str):
-        raise Refusal("0.3", f"{args.model} has no chat template; leave --chat out", {})
+        return engine.encode(prompt)
     messages = [{"role": "system", "content": args.system}] if args.system else []
-    messages.append({"role": "user", "content": prompt})
-    text = chat_template.render(messages, engine.chat_template, **engine.tokenizer.marks)
-    return engine.tokenizer.encode(text, special=True)
+    return engine.encode_chat([*messages, {"role": "user", "content": prompt}])
 
 
 def _show(piece: str, args: argparse.Namespace) -> str:

@@ -102,9 +102,9 @@ class GraphBuilder:
             self._inputs[name] = self._slot(0)
         return self._inputs[name]
 
-    def embed(self, weight: Value, rows: Value) -> Value:
-        """The rows of `weight` that an int input names."""
-        return self._op("embed", weight, rows, width=weight.width)
+    def rows(self, table: Value, index: Value) -> Value:
+        """The rows of `table` that an int input names."""
+        return self._op("embed", table, index, width=table.width)
 
     def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
         """x / rms(x) * weight, row by row."""

@@ -12,6 +12,8 @@ from minfer import window
 from minfer.errors import Refusal
 from minfer.format import Region
 from minfer.graph.builder import Graph
+from minfer.kv.batch import Batch
+from minfer.ops import DECODE
 from minfer.window import Int32
 
 
@@ -80,6 +82,27 @@ def fill_batch_inputs(
     return {name: arrays[name] for name in graph.inputs}
 
 
+def output_rows(batch: Batch, n_out: int) -> list[int]:
+    """Rows of the batch whose logits are wanted (contract 7.3)."""
+    n = len(batch.positions)
+    if batch.kind == DECODE:
+        return list(range(n))
+    groups = batch.groups
+    if len(groups) > 1:
+        if n_out != 1:
+            raise Refusal(
+                "7.3",
+                f"n_out {n_out} with {len(groups)} sequences; several give one last row each",
+                {"n_out": n_out, "groups": len(groups)},
+            )
+        return [group.row + group.n - 1 for group in groups]
+    if not 1 <= n_out <= n:
+        raise Refusal(
+            "7.3", f"n_out {n_out} is outside [1, {n}] for {n} tokens", {"n_out": n_out, "n": n}
+        )
+    return list(range(n - n_out, n))
+
+
 def _check_bound(name: str, values: NDArray[np.int32], end: int, of: str) -> None:
     bad = (values < 0) | (values >= end)
     if bad.any():
@@ -119,10 +142,9 @@ def execute(graph: Graph, inputs: Mapping[str, Any], step: OpenStep) -> Any:
         if node.stores is None:
             slots[node.outputs[0]] = result
         else:
-            q, k, v = result
             for slot, value in zip(node.outputs, result, strict=True):
                 slots[slot] = value
-            step.stored(node.stores, k, v)
+            step.stored(node.stores, *result[1:])
         for slot in node.frees:
             slots[slot] = None
     return slots[graph.output]

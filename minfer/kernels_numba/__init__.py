@@ -107,12 +107,13 @@ def copy_rows(region: Region, moves: Iterable[tuple[int, int, int]]) -> None:
 def environment() -> dict[str, str]:
     """What a bug report about this backend needs: versions, CPU, instructions, threads."""
     import llvmlite
-    import numba
+    import numba as numba_package
     from numba.core.registry import cpu_target
 
     from minfer.kernels_numba._emit import Isa
     from minfer.kernels_numba._jit import cache_folder
 
+    numba: Any = numba_package  # its own hints are partial
     codegen = cpu_target.target_context.codegen()
     threads = numba.get_num_threads()  # starts the pool, after which its layer is known
     return {

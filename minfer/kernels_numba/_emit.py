@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils as _cgutils
+
+cgutils: Any = _cgutils  # Numba's own hints are partial and differ between versions
 
 F32, F16 = ir.FloatType(), ir.HalfType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))

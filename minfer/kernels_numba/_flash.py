@@ -8,15 +8,15 @@ weigh exactly 0, partitions outside it are skipped.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from minfer.format import KvFormat
-from minfer.kernels_numba._gather import TILE, copy_bytes, gather_tile, segments, zero_bytes
+from minfer.kernels_numba._call import Call, Floats, Plan, check_tiles
+from minfer.kernels_numba._gather import TILE, Dims, copy_bytes, gather_tile, segments, zero_bytes
 from minfer.kernels_numba._ir import address, fetch_add
-from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._jit import granted, kernel
 from minfer.kernels_numba._panels import (
     ROWS,
     WEIGHT_STRIDE,
@@ -26,12 +26,33 @@ from minfer.kernels_numba._panels import (
     panel_keys,
     score_panel,
 )
-from minfer.kernels_numba._query import pack_row
+from minfer.kernels_numba._query import pack_row, query_bytes
 from minfer.kernels_numba._rows import LOAD_ROW
 from minfer.kernels_numba._softmax import finish, join, softmax_row
-from minfer.window import PARTITION
+from minfer.kernels_numba._workers import Worker, read, run
+from minfer.window import KV_MAP_MAX_SPANS, PARTITION, Int32
 
 VALUE_BLOCK = 64  # keys whose values stay in L1 while every row group passes
+
+
+class Tile(NamedTuple):
+    """Consecutive queries of one sequence."""
+
+    first: int
+    count: int
+
+
+class Scratch(NamedTuple):
+    """Working memory, one row a worker; depth is that of the stack of partition states."""
+
+    queries: Any  # uint8, packed query rows
+    panels: Any  # uint8, packed keys of a partition
+    values: Any  # float32 [PARTITION * d], decoded values (f32: unused)
+    weights: Any  # float32 [rows, PARTITION]
+    states: Any  # float32 [depth, rows, 2]
+    acc: Any  # float32 [depth, rows, d]
+    stage: Any  # uint8, one head's rows of a tile that is not in one piece
+    segments: Any  # int64 [n, 3]
 
 
 @kernel
@@ -56,7 +77,7 @@ def _softmax_rows(tile, group, start, plan, weights, states):
             softmax_row(at, lo // TILE, (hi + TILE - 1) // TILE, own_lo, own_hi, state)
         else:
             states[row, 0], states[row, 1] = -np.inf, 0
-            weights[row] = 0
+            zero_bytes(at, WEIGHT_STRIDE)
 
 
 @kernel
@@ -82,9 +103,22 @@ def _join_rows(states, acc, a, b, n):
         if states[b, row, 1] == 0:
             continue
         if states[a, row, 1] == 0:
-            states[a, row], acc[a, row] = states[b, row], acc[b, row]
+            states[a, row, 0], states[a, row, 1] = states[b, row, 0], states[b, row, 1]
+            copy_bytes(address(acc[b, row]), address(acc[a, row]), 4 * acc.shape[2])
         else:
             join(states[a, row], acc[a, row], states[b, row], acc[b, row])
+
+
+@kernel
+def _absent(part, states):
+    """Start the stack with one empty state for every group of partitions before `part`."""
+    depth = 0
+    while part > 0:
+        if part & 1:
+            zero_bytes(address(states[depth]), 4 * states[depth].size)
+            depth += 1
+        part >>= 1
+    return depth
 
 
 def _tile_kernel(fmt: KvFormat) -> Any:
@@ -108,7 +142,8 @@ def _tile_kernel(fmt: KvFormat) -> Any:
         zero_bytes(address(rows) + used * q_bytes, unused * q_bytes)
 
     @kernel(key=fmt.value)
-    def scores(tile, dims, plan, k, start, lo, hi, table, n, scale, mine, q_bytes):
+    def scores(tile, args, k, start, lo, hi, n, mine):
+        dims, plan, table, q_bytes = args.dims, args.plan, mine.segments, args.q_bytes
         group, d = dims.n_head // dims.n_head_kv, dims.head_dim
         panels, width = address(mine.panels), d * panel_width // 32
         for at in range((lo - start) // TILE * TILE, hi - start, TILE):
@@ -122,10 +157,11 @@ def _tile_kernel(fmt: KvFormat) -> Any:
                 if first < at + keys and at < last:
                     query = address(mine.queries) + rows * q_bytes
                     out = address(mine.weights) + rows * WEIGHT_STRIDE + 4 * at
-                    score(query, q_bytes, d, panels + at // keys * width, out, scale)
+                    score(query, q_bytes, d, panels + at // keys * width, out, args.scale)
 
     @kernel(key=fmt.value)
-    def values(tile, dims, plan, v, start, lo, hi, table, n, mine, acc):
+    def values(tile, args, v, start, lo, hi, n, mine, acc):
+        dims, plan, table = args.dims, args.plan, mine.segments
         group, d = dims.n_head // dims.n_head_kv, dims.head_dim
         if in_place:
             stride = dims.row_bytes
@@ -140,34 +176,113 @@ def _tile_kernel(fmt: KvFormat) -> Any:
         _add_rows(tile, group, d, start, plan, mine.weights, table, 1, source, 4 * d, acc)
 
     @kernel(key=fmt.value)
-    def attend(tile, dims, kv, k, v, q, scale, plan, mine, q_bytes, out):
+    def attend(tile, kv, args, mine):
+        dims, plan, offset = args.dims, args.plan, kv * args.dims.head_bytes
         group = dims.n_head // dims.n_head_kv
         n_rows, pos = tile.count * group, plan.positions[tile.first]
         begin, end = plan.firsts[tile.first], pos + tile.count
-        take_queries(tile, dims, kv, q, mine.queries, q_bytes)
-        depth, absent = 0, begin // PARTITION
-        while absent > 0:  # one empty state for every group of partitions before the window
-            if absent & 1:
-                mine.states[depth] = 0
-                depth += 1
-            absent >>= 1
+        take_queries(tile, dims, kv, args.q, mine.queries, args.q_bytes)
+        depth = _absent(begin // PARTITION, mine.states)
         for part in range(begin // PARTITION, (end + PARTITION - 1) // PARTITION):
-            start = part * PARTITION
+            start, states, acc = part * PARTITION, mine.states[depth], mine.acc[depth]
             lo, hi = max(begin, start), min(end, start + PARTITION)
             n = segments(plan.runs, tile.first, pos, lo, hi, mine.segments)
-            scores(tile, dims, plan, k, start, lo, hi, mine.segments, n, scale, mine, q_bytes)
-            _softmax_rows(tile, group, start, plan, mine.weights, mine.states[depth])
-            mine.acc[depth] = 0
-            values(tile, dims, plan, v, start, lo, hi, mine.segments, n, mine, mine.acc[depth])
-            while part & 1:
+            scores(tile, args, args.k + offset, start, lo, hi, n, mine)
+            _softmax_rows(tile, group, start, plan, mine.weights, states)
+            zero_bytes(address(acc), 4 * acc.size)
+            values(tile, args, args.v + offset, start, lo, hi, n, mine, acc)
+            bits = part
+            while bits & 1:
                 _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows)
-                depth, part = depth - 1, part >> 1
+                depth, bits = depth - 1, bits >> 1
             depth += 1
         while depth > 1:
             depth -= 1
             _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows)
         for row in range(n_rows):
-            target = out[tile.first + row // group, kv * group + row % group]
+            target = args.out[tile.first + row // group, kv * group + row % group]
             finish(mine.acc[0, row], mine.states[0, row, 1], target)
 
     return attend
+
+
+class Args(NamedTuple):
+    """What a worker gets."""
+
+    dims: Dims
+    k: int  # address of cell 0
+    v: int
+    q: Any  # float32 [n_q, n_head, d]
+    q_bytes: int  # of one packed head row
+    scale: Any
+    plan: Plan
+    tiles: Any  # int64 [n, 2], heavy ones first
+    counter: Any  # int64 [1], next (tile, KV head)
+    scratch: Scratch
+    out: Any  # float32 [n_q, n_head, d]
+
+
+def _flash_worker(fmt: KvFormat) -> Worker:
+    attend = _tile_kernel(fmt)
+
+    @kernel(key=fmt.value)
+    def attn_flash(t, n_threads, pointer):
+        args = read(pointer)
+        dims, tiles, all_of = args.dims, args.tiles, args.scratch
+        mine = Scratch(
+            all_of.queries[t], all_of.panels[t], all_of.values[t], all_of.weights[t],
+            all_of.states[t], all_of.acc[t], all_of.stage[t], all_of.segments[t],
+        )  # fmt: skip
+        done, item = 0, fetch_add(address(args.counter))
+        while item < tiles.shape[0] * dims.n_head_kv:
+            index, kv = item // dims.n_head_kv, item % dims.n_head_kv
+            attend(Tile(tiles[index, 0], tiles[index, 1]), kv, args, mine)
+            done, item = done + 1, fetch_add(address(args.counter))
+        return done
+
+    return Worker(attn_flash)
+
+
+WORKERS = {fmt: _flash_worker(fmt) for fmt in KvFormat}
+
+
+def attend_flash(call: Call, tiles: Int32, threads: int) -> Floats:
+    """Run `flash` on a checked call and its tiles."""
+    out = call.empty_out()
+    if not len(out):
+        return out
+    ordered = check_tiles(tiles, call.plan)
+    args = Args(
+        dims=call.dims,
+        k=call.k,
+        v=call.v,
+        q=call.q,
+        q_bytes=query_bytes(call.fmt, call.dims.head_dim),
+        scale=call.scale,
+        plan=call.plan,
+        tiles=ordered,
+        counter=np.zeros(1, np.int64),
+        scratch=_scratch(call, granted(threads), int(ordered[:, 1].max())),
+        out=out,
+    )
+    run(threads, WORKERS[call.fmt], None, args)
+    return out
+
+
+def _scratch(call: Call, n: int, block_m: int) -> Scratch:
+    """Working memory of n workers for tiles of at most `block_m` queries."""
+    fmt, dims, d = call.fmt, call.dims, call.dims.head_dim
+    rows = -(-block_m * (dims.n_head // dims.n_head_kv) // ROWS) * ROWS
+    depth = int(call.plan.positions.max() // PARTITION).bit_length() + 2
+    decoded = 0 if fmt is KvFormat.F32 else PARTITION * d
+    panels = PARTITION // panel_keys(fmt) * panel_bytes(fmt, d)
+    return Scratch(
+        queries=np.empty((n, rows * query_bytes(fmt, d)), np.uint8),
+        panels=np.empty((n, panels), np.uint8),
+        values=np.empty((n, decoded), np.float32),
+        weights=np.empty((n, rows, PARTITION), np.float32),
+        states=np.empty((n, depth, rows, 2), np.float32),
+        acc=np.empty((n, depth, rows, d), np.float32),
+        stage=np.empty((n, TILE * dims.head_bytes), np.uint8),
+        segments=np.empty((n, KV_MAP_MAX_SPANS + block_m, 3), np.int64),
+    )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import types as _types
 from numba.extending import intrinsic
 
 from minfer.kernels_numba._emit import (
@@ -71,6 +71,7 @@ EXP2 = (
 LOG2E = float.fromhex("0x1.715476p+0")  # f32(log2(e))
 ROUND = 12582912.0  # 1.5 * 2**23: y + ROUND - ROUND is y to the nearest integer, ties to even
 
+types: Any = _types  # Numba's own hints are partial and differ between versions
 NUMBA_TYPES = {"p": types.intp, "i": types.int32, "f": types.float32, "v": types.void}
 
 
@@ -209,7 +210,7 @@ class Emitter(Block):
         low = [self.interleave(rows[i], rows[i + 1], [0, 4, 1, 5]) for i in (0, 2)]
         high = [self.interleave(rows[i], rows[i + 1], [2, 6, 3, 7]) for i in (0, 2)]
         return [
-            self.interleave(*pair, lanes)
+            self.interleave(pair[0], pair[1], lanes)
             for pair in (low, high)
             for lanes in ([0, 1, 4, 5], [2, 3, 6, 7])
         ]
@@ -244,7 +245,8 @@ class Emitter(Block):
             for i in (0, 2)
         ]
         quads = build.fadd(
-            self.interleave(*pairs, [0, 1, 4, 5]), self.interleave(*pairs, [2, 3, 6, 7])
+            self.interleave(pairs[0], pairs[1], [0, 1, 4, 5]),
+            self.interleave(pairs[0], pairs[1], [2, 3, 6, 7]),
         )
         halves = build.fadd(
             self.shuffle(quads, quads, range(8)), self.shuffle(quads, quads, range(8, 16))

@@ -17,19 +17,27 @@ import pickle
 import platform
 import shutil
 import sys
-import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, overload
 
 import llvmlite
-import numba
-from numba.core import compiler, event
+import numba as _numba
+import numpy as np
+from numba.core import compiler as _compiler
+from numba.core import event as _event
+from numba.core import serialize as _serialize
+from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.ops import Tunable
+
+# Numba's own hints are partial and differ between versions.
+numba: Any = _numba
+compiler: Any = _compiler
+event: Any = _event
+serialize: Any = _serialize
 
 NOTICE_AFTER = 1.0  # seconds of compiling before the user is told
 KEPT_FOLDERS = 3  # caches of other sources that are left alone
@@ -53,6 +61,9 @@ def source_hash(sources: tuple[Path, ...] = SOURCES) -> str:
     return digest.hexdigest()[:16]
 
 
+SOURCE_HASH = source_hash()  # of the text that is being imported, not of later edits
+
+
 def cache_root() -> Path:
     """The folder that holds one folder of compiled kernels per source hash."""
     from minfer import settings
@@ -64,7 +75,7 @@ def cache_root() -> Path:
 def cache_folder() -> Path:
     """Where this source's kernels are kept; the oldest of the others are pruned."""
     root = cache_root()
-    folder = root / source_hash()
+    folder = root / SOURCE_HASH
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
@@ -81,20 +92,20 @@ def prune(root: Path, keep: Path) -> None:
 
 
 class KernelCache:
-    """Compiled signatures of one kernel on disk, in the shape Numba's dispatcher expects."""
+    """Compiled signatures of one kernel on disk, in the shape Numba's dispatcher expects.
+
+    A file is the SHA-256 of its payload, then the payload; one that does not match is compiled
+    again. Nothing is kept for a function without a source file, such as one typed at a prompt.
+    """
 
     def __init__(self, py_func: Callable[..., Any], flags: dict[str, Any], key: object) -> None:
         self.py_func = py_func
         own_source = Path(py_func.__code__.co_filename)
-        self.parts = (
-            py_func.__module__,
-            py_func.__qualname__,
-            repr(key),
-            repr(sorted(flags.items())),
-        )
-        if own_source.parent != PACKAGE:
+        self.enabled = own_source.is_file()
+        name = (py_func.__module__, py_func.__qualname__)
+        self.parts: tuple[str, ...] = (*name, repr(key), repr(sorted(flags.items())))
+        if own_source.parent != PACKAGE and self.enabled:
             self.parts += (source_hash((own_source,)),)
-        self.hits: Counter[str] = Counter()
 
     @property
     def cache_path(self) -> str:
@@ -110,10 +121,13 @@ class KernelCache:
         """The compiled code, or None where there is none that can be read."""
         target.refresh()
         try:
-            payload = pickle.loads(self.path(signature, target.codegen()).read_bytes())
-        except (OSError, pickle.UnpicklingError, EOFError, ValueError):
+            data = self.path(signature, target.codegen()).read_bytes() if self.enabled else b""
+        except OSError:
             return None
-        return compiler.CompileResult._rebuild(target, *payload)
+        digest, payload = data[:32], data[32:]
+        if hashlib.sha256(payload).digest() != digest:
+            return None
+        return compiler.CompileResult._rebuild(target, *pickle.loads(payload))
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Write a new file, then rename it into place; a full or closed disk is no error."""
@@ -123,12 +137,17 @@ class KernelCache:
                 "a large global array or numba.get_num_threads()), so it cannot be kept on disk; "
                 "pass the value as an argument"
             )
+        if not self.enabled or source_hash() != SOURCE_HASH:
+            return  # an edit since the import: what was compiled is not what the hash says
         path = self.path(signature, result.codegen)
-        with contextlib.suppress(OSError):
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-            with os.fdopen(handle, "wb") as file:
-                file.write(pickle.dumps(result._reduce(), protocol=pickle.HIGHEST_PROTOCOL))
-            Path(temporary).replace(path)
+        payload = serialize.dumps(result._reduce())
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        try:
+            temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def flush(self) -> None:
         """Forget this kernel's compiled code."""
@@ -136,7 +155,7 @@ class KernelCache:
             path.unlink(missing_ok=True)
 
 
-class Notice(event.Listener):  # type: ignore[misc]
+class Notice(_event.Listener):
     """Tells the user, while it happens, that a kernel takes more than a second to compile."""
 
     def __init__(self) -> None:
@@ -206,6 +225,17 @@ def kernel(
     return dispatcher
 
 
+def constant(array: NDArray[Any]) -> NDArray[np.float32]:
+    """A contiguous f32 view that cannot be written.
+
+    Numba compiles once more for arrays that are mapped read-only from a file; passing every
+    weight as read-only leaves one signature.
+    """
+    view = np.ascontiguousarray(array, np.float32).view()
+    view.flags.writeable = False
+    return view
+
+
 # The workqueue layer aborts the process when two threads launch at once; the others do not.
 _workqueue_lock = threading.Lock()
 
@@ -214,7 +244,7 @@ def granted(threads: int) -> int:
     """How many threads a call that asks for `threads` gets: at most Numba's pool."""
     if threads < 1:
         raise Refusal("0.3", f"threads {threads} is less than 1", {"threads": threads})
-    return min(threads, numba.config.NUMBA_NUM_THREADS)
+    return min(threads, int(numba.config.NUMBA_NUM_THREADS))
 
 
 @contextlib.contextmanager

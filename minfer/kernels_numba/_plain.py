@@ -6,18 +6,19 @@ The same partitions and the same tree as the fast variants, in scalar loops that
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from minfer.format import KvFormat
-from minfer.kernels_numba._gather import segments
+from minfer.kernels_numba._call import Call, Floats, Plan
+from minfer.kernels_numba._gather import Dims, segments, zero_bytes
 from minfer.kernels_numba._ir import address, exp2
-from minfer.kernels_numba._jit import kernel
-from minfer.kernels_numba._rows import LOAD_ROW, dot_row, quantize_row
-from minfer.kernels_numba._softmax import finish, join_partitions
-from minfer.window import PARTITION
+from minfer.kernels_numba._jit import granted, kernel
+from minfer.kernels_numba._rows import LOAD_ROW, dot_row, head_bytes, quantize_row
+from minfer.kernels_numba._softmax import attn_join
+from minfer.kernels_numba._workers import Worker, read, run
+from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 
 def _score_kernel(fmt: KvFormat) -> Any:
@@ -39,7 +40,7 @@ def _score_kernel(fmt: KvFormat) -> Any:
     return dot_blocks if fmt is KvFormat.Q8_0 else dot_elements
 
 
-def _rows_kernel(fmt: KvFormat) -> Any:
+def _rows_worker(fmt: KvFormat) -> Worker:
     load, score, packs = LOAD_ROW[fmt], _score_kernel(fmt), fmt is KvFormat.Q8_0
 
     @kernel(key=fmt.value)
@@ -63,46 +64,70 @@ def _rows_kernel(fmt: KvFormat) -> Any:
         state[0], state[1] = m, total
 
     @kernel(key=fmt.value)
-    def work(t, threads, dims, k, v, q, scale, plan, scratch, states, acc):
+    def attn_rows(t, n_threads, pointer):
+        args = read(pointer)
+        dims, plan, table = args.dims, args.plan, args.segments[t]
         group = dims.n_head // dims.n_head_kv
-        for item in range(t, plan.owners.shape[0] * dims.n_head, threads):
+        for item in range(t, plan.owners.shape[0] * dims.n_head, n_threads):
             slot, head = item // dims.n_head, item % dims.n_head
             query = plan.owners[slot]
             part = plan.firsts[query] // PARTITION + slot - plan.slots[query]
             lo = max(plan.firsts[query], part * PARTITION)
             hi = min(plan.positions[query] + 1, (part + 1) * PARTITION)
-            table, offset = scratch.segments[t], head // group * dims.head_bytes
             n = segments(plan.runs, query, plan.positions[query], lo, hi, table)
-            acc[slot, head] = 0
+            acc, offset = args.acc[slot, head], head // group * dims.head_bytes
+            zero_bytes(address(acc), 4 * dims.head_dim)
             partition(
-                dims, k + offset, v + offset, q[query, head], scratch.packed[t], scale, table, n,
-                scratch.row[t], scratch.weights[t], states[slot, head], acc[slot, head],
+                dims, args.k + offset, args.v + offset, args.q[query, head], args.packed[t],
+                args.scale, table, n, args.row[t], args.weights[t], args.states[slot, head], acc,
             )  # fmt: skip
-        return t
+        return 0
 
-    @kernel
-    def join_heads(t, threads, plan, states, acc, out):
-        n_q, n_head, _ = out.shape
-        for item in range(t, n_q * n_head, threads):
-            query, head = item // n_head, item % n_head
-            base, first = plan.slots[query], plan.firsts[query] // PARTITION
-            last = plan.positions[query] // PARTITION
-            join_partitions(states[base:], acc[base:], head, first, last)
-            finish(acc[base, head], states[base, head, 1], out[query, head])
-        return t
-
-    @kernel(parallel=True, key=fmt.value)
-    def attn_rows(threads, dims, k, v, q, scale, plan, scratch, states, acc, out):
-        done = np.zeros(threads, np.int64)
-        for t in prange(threads):
-            done[t] = work(
-                t, threads, dims, address(k), address(v), q, scale, plan, scratch, states, acc
-            )
-        for t in prange(threads):
-            done[t] += join_heads(t, threads, plan, states, acc, out)
-        return done
-
-    return attn_rows
+    return Worker(attn_rows)
 
 
-KERNELS = {fmt: _rows_kernel(fmt) for fmt in KvFormat}
+class Args(NamedTuple):
+    """What a worker gets. Packed, row, weights and segments hold one row a worker."""
+
+    dims: Dims
+    k: int  # address of cell 0
+    v: int
+    q: Any  # float32 [n_q, n_head, d]
+    scale: Any
+    plan: Plan
+    packed: Any  # uint8, a quantized query head
+    row: Any  # float32 [d], a decoded key or value
+    weights: Any  # float32 [PARTITION]
+    segments: Any  # int64 [n, 3]
+    states: Any  # float32 [n_slots, n_head, 2]
+    acc: Any  # float32 [n_slots, n_head, d]
+    out: Any  # float32 [n_q, n_head, d]
+
+
+JOIN = Worker(attn_join)
+WORKERS = {fmt: _rows_worker(fmt) for fmt in KvFormat}
+
+
+def attend_rows(call: Call, threads: int) -> Floats:
+    """Run `rows` on a checked call."""
+    out, dims, n = call.empty_out(), call.dims, granted(threads)
+    n_slots, d = len(call.plan.owners), dims.head_dim
+    if not len(out):
+        return out
+    args = Args(
+        dims=dims,
+        k=call.k,
+        v=call.v,
+        q=call.q,
+        scale=call.scale,
+        plan=call.plan,
+        packed=np.empty((n, head_bytes(KvFormat.Q8_0, d) + 2), np.uint8),
+        row=np.empty((n, d), np.float32),
+        weights=np.empty((n, PARTITION), np.float32),
+        segments=np.empty((n, KV_MAP_MAX_SPANS, 3), np.int64),
+        states=np.empty((n_slots, dims.n_head, 2), np.float32),
+        acc=np.empty((n_slots, dims.n_head, d), np.float32),
+        out=out,
+    )
+    run(threads, WORKERS[call.fmt], JOIN, args)
+    return out

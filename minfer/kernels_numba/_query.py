@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minfer.format import BLOCK, KvFormat
 from minfer.kernels_numba._ir import I8, LANES, Emitter, address, intrinsic_of, vector
 from minfer.kernels_numba._jit import kernel
@@ -39,19 +41,17 @@ pack_row = intrinsic_of("ppp:v", _pack_row)  # f32 row, packed row, d
 
 
 @kernel
-def _pack_all(q, packed):
-    n_q, n_head, d = q.shape
-    size = d // BLOCK * QUERY_BLOCK
-    for row in range(n_q * n_head):
-        pack_row(address(q) + 4 * row * d, address(packed) + row * size, d)
-    return address(packed), size
+def _pack_rows(q, packed):
+    n, d = q.shape
+    for row in range(n):
+        pack_row(address(q[row]), address(packed[row]), d)
 
 
-@kernel
-def _pack_nothing(q, packed):
-    return address(q), 4 * q.shape[2]
-
-
-def pack_queries(fmt: KvFormat) -> Any:
-    """Kernel (q, packed) that returns the address of the packed head rows and their stride."""
-    return _pack_all if fmt is KvFormat.Q8_0 else _pack_nothing
+def pack_queries(q: Any, fmt: KvFormat) -> Any:
+    """Head rows of f32 [n_q, n_head, d] as the scores of `fmt` read them, C-contiguous."""
+    if fmt is not KvFormat.Q8_0:
+        return q
+    rows = q.reshape(-1, q.shape[2])
+    packed = np.empty((len(rows), query_bytes(fmt, q.shape[2])), np.uint8)
+    _pack_rows(rows, packed)
+    return packed

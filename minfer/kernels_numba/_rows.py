@@ -42,7 +42,7 @@ def head_bytes(fmt: KvFormat, head_dim: int) -> int:
 
 def load_scale(e: Emitter, block: Any, offset: Any = 0) -> Any:
     """The q8_0 scale at block + offset in sixteen f32 lanes."""
-    return e.splat(e.lane(e.f16_to_f32(e.load_splat(I16, block, offset, 4)), 0))
+    return e.f16_to_f32(e.load_splat(I16, block, offset))
 
 
 def load_scales(e: Emitter, blocks: list[Any], offset: Any = 0) -> Any:

@@ -14,6 +14,8 @@ import numpy as np
 
 from minfer.kernels_numba._ir import I32, LANES, VF, VI, Emitter, exp2, intrinsic_of
 from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._workers import read
+from minfer.window import PARTITION
 
 
 def _softmax_row(e: Emitter, row: Any, begin: Any, end: Any, lo: Any, hi: Any, state: Any) -> None:
@@ -28,9 +30,7 @@ def _softmax_row(e: Emitter, row: Any, begin: Any, end: Any, lo: Any, hi: Any, s
 
     def scores(vector: Any) -> Any:
         at = build.add(lanes, e.splat(build.trunc(e.mul(vector, LANES), I32)))
-        seen = build.and_(
-            build.icmp_signed(">=", at, low), build.icmp_signed("<", at, high)
-        )
+        seen = build.and_(build.icmp_signed(">=", at, low), build.icmp_signed("<", at, high))
         loaded = e.load(VF, row, e.mul(vector, 4 * LANES))
         return build.select(seen, loaded, e.const(VF, float("-inf")))
 
@@ -87,3 +87,17 @@ def finish(acc, total, out):
     """out = acc / total; adding +0 leaves no negative zero, which masked keys could flip."""
     for j in range(out.shape[0]):
         out[j] = acc[j] / total + np.float32(0)
+
+
+@kernel
+def attn_join(t, n_threads, pointer):
+    """Join the partitions of every (query, head) and write its output row."""
+    args = read(pointer)
+    plan, n_head = args.plan, args.out.shape[1]
+    for item in range(t, args.out.shape[0] * n_head, n_threads):
+        query, head = item // n_head, item % n_head
+        base, first = plan.slots[query], plan.firsts[query] // PARTITION
+        last = plan.positions[query] // PARTITION
+        join_partitions(args.states[base:], args.acc[base:], head, first, last)
+        finish(args.acc[base, head], args.states[base, head, 1], args.out[query, head])
+    return 0

@@ -9,19 +9,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
-from minfer.kernels_numba._gather import TILE, gather_tile, segments
-from minfer.kernels_numba._ir import F32, I32, LANES, VF, VI, Emitter, address, fetch_add, intrinsic_of, vector
-from minfer.kernels_numba._jit import kernel
-from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM, pack_queries, query_bytes
+from minfer.kernels_numba._call import Call, Floats, Plan
+from minfer.kernels_numba._gather import TILE, Dims, gather_tile, segments, zero_bytes
+from minfer.kernels_numba._ir import (
+    F32,
+    I32,
+    LANES,
+    VF,
+    VI,
+    Emitter,
+    address,
+    fetch_add,
+    intrinsic_of,
+    vector,
+)
+from minfer.kernels_numba._jit import granted, kernel
+from minfer.kernels_numba._query import (
+    QUERY_BLOCK,
+    QUERY_SCALE,
+    QUERY_SUM,
+    pack_queries,
+    query_bytes,
+)
 from minfer.kernels_numba._rows import CODES, head_bytes, load_16, load_block, load_scales
-from minfer.kernels_numba._softmax import finish, join_partitions, softmax_row
-from minfer.window import PARTITION
+from minfer.kernels_numba._softmax import attn_join, softmax_row
+from minfer.kernels_numba._workers import Worker, read, run
+from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 GROUP = 4  # query heads of one KV head that share its loads
 SCORE_STRIDE = 4 * PARTITION  # bytes from one head's scores to the next
@@ -30,6 +48,13 @@ FLIP = -0x7F7F7F80  # 0x80808080: int8 to uint8, 128 added to each byte
 
 # -- scores of 16 keys ----------------------------------------------------------------------------
 # k, stride: the keys' rows of one KV head; q: packed queries of its heads; out: their scores.
+
+
+def row_quads(e: Emitter, first: Any, stride: Any) -> list[Any]:
+    """Addresses of 16 rows from four bases and three strides: few enough for registers."""
+    steps = [0, stride, e.mul(stride, 2), e.mul(stride, 3)]
+    bases = e.rows(first, e.mul(stride, 4), 4)
+    return [e.add(base, step) for base in bases for step in steps]
 
 
 def _lane_scores(
@@ -56,11 +81,11 @@ def _block_scores(
     e: Emitter, heads: int, k: Any, stride: Any, q: Any, d: Any, scale: Any, out: Any
 ) -> None:
     """q8_0: lane r is key r, so block sums are exact int32 and blocks add up in index order."""
-    build, rows = e.builder, e.rows(k, stride)
+    build = e.builder
     blocks = build.udiv(d, e.index(BLOCK))
     totals = [e.variable(e.const(VF, 0.0)) for _ in range(heads)]
     with e.loop(blocks) as block:
-        here = [e.add(row, e.mul(block, BLOCK_BYTES)) for row in rows]
+        here = row_quads(e, e.add(k, e.mul(block, BLOCK_BYTES)), stride)
         quads = e.transpose(
             lambda row, quad: e.load(vector(I32, 4), here[row], CODES + 16 * quad), BLOCK // 16
         )
@@ -120,7 +145,15 @@ def _add_values(
 
 
 def _head_values(
-    e: Emitter, fmt: KvFormat, heads: int, v: Any, stride: Any, n: Any, weights: Any, acc: Any, d: Any
+    e: Emitter,
+    fmt: KvFormat,
+    heads: int,
+    v: Any,
+    stride: Any,
+    n: Any,
+    weights: Any,
+    acc: Any,
+    d: Any,
 ) -> None:
     """All d elements: q8_0 block by block, f32 and f16 by 64 and the rest by 16."""
     steps, done = e.builder.udiv(d, e.index(LANES)), e.index(0)
@@ -188,7 +221,12 @@ def _partition_kernel(fmt: KvFormat) -> Any:
             score_tile(dims, row, stride, q, q_bytes, scale, weights + 4 * TILE * tile)
         for head in range(dims.n_head):
             softmax_row(
-                weights + head * SCORE_STRIDE, first, last, lo - start, hi - start, states + 8 * head
+                weights + head * SCORE_STRIDE,
+                first,
+                last,
+                lo - start,
+                hi - start,
+                states + 8 * head,
             )
         for s in range(n):
             index, cell, end = table[s, 0], table[s, 1], table[s, 0] + table[s, 2]
@@ -202,53 +240,80 @@ def _partition_kernel(fmt: KvFormat) -> Any:
     return partition
 
 
-def _split_kernel(fmt: KvFormat) -> Any:
-    partition, pack = _partition_kernel(fmt), pack_queries(fmt)
+class Args(NamedTuple):
+    """What a worker gets. Stage, weights and segments hold one row a worker."""
+
+    dims: Dims
+    k: int  # address of cell 0
+    v: int
+    q: int  # address of the packed queries
+    q_bytes: int  # of one packed head row
+    scale: Any
+    plan: Plan
+    counter: Any  # int64 [1], next slot
+    stage: Any  # uint8 [TILE * row_bytes], rows of a tile that is not in one piece
+    weights: Any  # float32 [n_head, PARTITION]
+    segments: Any  # int64 [n, 3]
+    states: Any  # float32 [n_slots, n_head, 2]
+    acc: Any  # float32 [n_slots, n_head, d]
+    out: Any  # float32 [n_q, n_head, d]
+
+
+def _split_worker(fmt: KvFormat) -> Worker:
+    partition = _partition_kernel(fmt)
 
     @kernel(key=fmt.value)
-    def work(t, dims, k, v, q, q_bytes, scale, plan, counter, scratch, states, acc):
-        done, total = 0, plan.owners.shape[0]
-        stage, weights = address(scratch.stage[t]), address(scratch.weights[t])
-        slot = fetch_add(address(counter))
+    def attn_split(t, n_threads, pointer):
+        args = read(pointer)
+        dims, plan, table = args.dims, args.plan, args.segments[t]
+        done, total, size = 0, plan.owners.shape[0], 4 * dims.n_head * dims.head_dim
+        slot = fetch_add(address(args.counter))
         while slot < total:
             query = plan.owners[slot]
             pos, part = plan.positions[query], plan.firsts[query] // PARTITION
             part += slot - plan.slots[query]
             lo = max(plan.firsts[query], part * PARTITION)
             hi = min(pos + 1, (part + 1) * PARTITION)
-            table = scratch.segments[t]
             n = segments(plan.runs, query, pos, lo, hi, table)
-            acc[slot] = 0
+            acc = address(args.acc) + slot * size
+            zero_bytes(acc, size)
             partition(
-                dims, k, v, q + query * dims.n_head * q_bytes, q_bytes, scale, table, n, lo, hi,
-                stage, weights, address(states[slot]), address(acc[slot]),
-            )
-            done += 1
-            slot = fetch_add(address(counter))
+                dims, args.k, args.v, args.q + query * dims.n_head * args.q_bytes, args.q_bytes,
+                args.scale, table, n, lo, hi, address(args.stage[t]), address(args.weights[t]),
+                address(args.states) + 8 * dims.n_head * slot, acc,
+            )  # fmt: skip
+            done, slot = done + 1, fetch_add(address(args.counter))
         return done
 
-    @kernel(key=fmt.value)
-    def join_heads(t, threads, plan, states, acc, out):
-        n_q, n_head, _ = out.shape
-        for item in range(t, n_q * n_head, threads):
-            query, head = item // n_head, item % n_head
-            base, first = plan.slots[query], plan.firsts[query] // PARTITION
-            last = plan.positions[query] // PARTITION
-            join_partitions(states[base:], acc[base:], head, first, last)
-            finish(acc[base, head], states[base, head, 1], out[query, head])
-        return t
+    return Worker(attn_split)
 
-    @kernel(parallel=True, key=fmt.value)
-    def split_kernel(threads, dims, k, v, q, packed, scale, plan, counter, scratch, states, acc, out):
-        done = np.zeros(threads, np.int64)
-        queries, q_bytes = pack(q, packed)
-        for t in prange(threads):
-            done[t] = work(
-                t, dims, address(k), address(v), queries, q_bytes, scale, plan, counter, scratch,
-                states, acc,
-            )
-        for t in prange(threads):
-            done[t] += join_heads(t, threads, plan, states, acc, out)
-        return done
 
-    return split_kernel
+JOIN = Worker(attn_join)
+WORKERS = {fmt: _split_worker(fmt) for fmt in KvFormat}
+
+
+def attend_split(call: Call, threads: int) -> Floats:
+    """Run `split` on a checked call."""
+    out, dims, n = call.empty_out(), call.dims, granted(threads)
+    n_slots, d = len(call.plan.owners), dims.head_dim
+    if not len(out):
+        return out
+    queries = pack_queries(call.q, call.fmt)
+    args = Args(
+        dims=dims,
+        k=call.k,
+        v=call.v,
+        q=queries.ctypes.data,
+        q_bytes=query_bytes(call.fmt, d),
+        scale=call.scale,
+        plan=call.plan,
+        counter=np.zeros(1, np.int64),
+        stage=np.empty((n, TILE * dims.row_bytes), np.uint8),
+        weights=np.empty((n, dims.n_head, PARTITION), np.float32),
+        segments=np.empty((n, KV_MAP_MAX_SPANS, 3), np.int64),
+        states=np.empty((n_slots, dims.n_head, 2), np.float32),
+        acc=np.empty((n_slots, dims.n_head, d), np.float32),
+        out=out,
+    )
+    run(threads, WORKERS[call.fmt], JOIN, args)
+    return out

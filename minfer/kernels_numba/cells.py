@@ -90,15 +90,18 @@ def qkv_rope_store_rows(
     fmt: KvFormat,
     pairing: str,
     config: Config,
-) -> Floats:
-    """Rotate q and k [n, heads, d] by position, store k and v by cell; returns the rotated q."""
+) -> tuple[Floats, Region, Region]:
+    """Rotate q and k [n, heads, d] by position, store k and v by cell.
+
+    Returns the rotated q and both regions, which are the ones given.
+    """
     for region, rows in ((k_region, k), (v_region, v)):
         _check_store(region, rows, checked_cells(region, cells), fmt)
     rotated = rope_rows(k, positions, cos, sin, pairing=pairing, config=config)
     out: Floats = rope_rows(q, positions, cos, sin, pairing=pairing, config=config)
-    store_cells_rows(k_region, rotated, cells, fmt=fmt, config=config)
-    store_cells_rows(v_region, v, cells, fmt=fmt, config=config)
-    return out
+    k_region = store_cells_rows(k_region, rotated, cells, fmt=fmt, config=config)
+    v_region = store_cells_rows(v_region, v, cells, fmt=fmt, config=config)
+    return out, k_region, v_region
 
 
 def load_cells(region: Region, cells: Ints, threads: int) -> Floats:

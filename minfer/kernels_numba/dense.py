@@ -22,7 +22,7 @@ from minfer.kernels_numba._ir import (
     address,
     intrinsic_of,
 )
-from minfer.kernels_numba._jit import THREADS, kernel, launch
+from minfer.kernels_numba._jit import THREADS, constant, kernel, launch
 from minfer.ops import Config, variant
 
 Floats = NDArray[np.float32]
@@ -60,7 +60,7 @@ def _rms_norm_rows_kernel(_n_threads: Any, x: Any, weight: Any, eps: Any, out: A
 @variant(space={"threads": THREADS})
 def rms_norm_rows(x: Floats, weight: Floats, *, eps: float, config: Config) -> Floats:
     """Each row of x [n, m] over the root of its mean square plus eps, times weight [m]."""
-    x, weight = _floats(x), _floats(weight)
+    x, weight = _floats(x), constant(weight)
     if weight.shape != x.shape[1:]:
         raise Refusal("7.5", f"a weight of {list(weight.shape)} cannot scale {list(x.shape)}")
     out = np.empty_like(x)
@@ -139,7 +139,7 @@ def rope_rows(
     cos, sin: f32 [n_pos, n_rot / 2]. pairing "half" pairs dims (i, i + n_rot/2), "interleaved"
     (2i, 2i + 1); dims from n_rot on are copied.
     """
-    x, cos, sin = _floats(x), _floats(cos), _floats(sin)
+    x, cos, sin = _floats(x), constant(cos), constant(sin)
     positions = np.ascontiguousarray(positions, np.int32)
     _check_rope(x, positions, cos, sin, pairing)
     step, gap = (1, cos.shape[1]) if pairing == "half" else (2, 1)

@@ -27,7 +27,7 @@ from minfer.kernels_numba._ir import (
     intrinsic_of,
     vector,
 )
-from minfer.kernels_numba._jit import THREADS, kernel, launch
+from minfer.kernels_numba._jit import THREADS, constant, kernel, launch
 from minfer.ops import Config, variant
 
 Floats = NDArray[np.float32]
@@ -263,4 +263,4 @@ def matmul_tiles(weight: Floats, x: Floats, *, config: Config) -> Floats:
 def _check_product(weight: Floats, x: Floats) -> tuple[Floats, Floats]:
     if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[1]:
         raise Refusal("7.5", f"weight {list(weight.shape)} cannot multiply rows {list(x.shape)}")
-    return np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(x, np.float32)
+    return constant(weight), np.ascontiguousarray(x, np.float32)

@@ -35,7 +35,7 @@ class Step:
         self.receipts: dict[int, registry.Receipt] = {}
         self._store = store
         self._written: set[int] = set()
-        self._choices: dict[tuple[str, Shape, str | None], registry.Choice] = {}
+        self._choices: dict[tuple[str, int, str | None], registry.Choice] = {}
         self._closed = False
 
     def write(self, layer: int, *, k: Float32, v: Float32) -> None:
@@ -155,23 +155,28 @@ class Step:
 
     def _choose(self, op: str, n_head: int, variant: str | None) -> registry.Choice:
         """The choice for this step's shape; all layers of a step share it."""
-        store = self._store
-        variant = variant or dict(store.named_variants()).get(op)
-        shape = Shape(
-            kind=self.inputs.kind,
-            n_q=self.inputs.n_tokens,
-            n_head=n_head,
-            n_head_kv=store.n_head_kv,
-            head_dim=store.head_dim,
-            n_runs=KV_MAP_MAX_SPANS if op == WindowMode.RUNS.op else 1,
-        )
-        key = (op, shape, variant)
+        key = (op, n_head, variant)
         if key not in self._choices:
-            config = {} if store.threads is None else {"threads": store.threads}
-            self._choices[key] = registry.select(
-                op, device=store.device, fmt=store.fmt, shape=shape, variant=variant, config=config
-            )
+            self._choices[key] = self._select(op, n_head, variant)
         return self._choices[key]
+
+    def _select(self, op: str, n_head: int, variant: str | None) -> registry.Choice:
+        store = self._store
+        return registry.select(
+            op,
+            device=store.device,
+            fmt=store.fmt,
+            shape=Shape(
+                kind=self.inputs.kind,
+                n_q=self.inputs.n_tokens,
+                n_head=n_head,
+                n_head_kv=store.n_head_kv,
+                head_dim=store.head_dim,
+                n_runs=KV_MAP_MAX_SPANS if op == WindowMode.RUNS.op else 1,
+            ),
+            variant=variant or dict(store.named_variants()).get(op),
+            config={} if store.threads is None else {"threads": store.threads},
+        )
 
 
 def block_m_of(choice: registry.Choice) -> int:

@@ -69,7 +69,7 @@ def _compile(template: str) -> Any:
     class Generation(Extension):
         """`{% generation %}` marks the model's part for training; here its body is just text."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> list[Node]:
             next(parser.stream)

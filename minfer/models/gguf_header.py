@@ -9,6 +9,7 @@ it allocate without end, and it takes seconds for a vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import struct
@@ -24,7 +25,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_NESTING = 4
-MAX_ELEMENTS = 1 << 24  # over all arrays; the largest vocabularies need some 2 million
+MAX_ELEMENTS = 1 << 22  # over all arrays; the largest vocabularies need some 1.5 million
 SCALARS = {  # struct and numpy agree on these codes
     "UINT8": "B",
     "INT8": "b",
@@ -102,6 +103,24 @@ class _Cursor:
             return self.data[start : start + n_bytes].decode("utf-8")
         except UnicodeDecodeError:
             raise damaged(self.path, f"{what} at byte {start} is no UTF-8", offset=start) from None
+
+    def strings(self, n: int, what: str) -> list[Value]:
+        """`n` strings. A vocabulary has hundreds of thousands, hence the short loop; what it
+        trips over is read again by `string`, which names it."""
+        data, size, offset = self.data, len(self.data), self.offset
+        length = struct.Struct("<Q").unpack_from
+        items: list[Value] = []
+        with contextlib.suppress(struct.error, UnicodeDecodeError):
+            while len(items) < n:
+                end = offset + 8 + length(data, offset)[0]
+                if end > size:
+                    break
+                items.append(data[offset + 8 : end].decode("utf-8"))
+                offset = end
+        self.offset = offset
+        while len(items) < n:
+            items.append(self.string(what))
+        return items
 
     def count(self, item_bytes: int, what: str) -> int:
         """A number of items of at least `item_bytes` each, which the rest of the file can hold."""
@@ -198,6 +217,8 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Value]:
         start = cursor.advance(n * least, f"the value of {key!r}")
         items: list[Value] = np.frombuffer(cursor.data, "<" + code, n, start).tolist()
         return items
+    if raw_item == GGUFValueType.STRING:
+        return cursor.strings(n, f"the value of {key!r}")
     return [_value(cursor, raw_item, key, depth + 1) for _ in range(n)]
 
 

@@ -26,7 +26,7 @@ def forward(
     cos, sin = b.constant(rope[0]), b.constant(rope[1])
     scale = hp.head_dim**-0.5
     embeddings = weights["token_embd.weight"]
-    x = b.embed(b.constant(embeddings), b.input("tokens"))
+    x = b.rows(b.constant(embeddings), b.input("tokens"))
     for layer in range(hp.n_layer):
         w = {part: weights[f"blk.{layer}.{part}.weight"] for part in PARTS}
         h = b.rms_norm(x, b.constant(w["attn_norm"]), hp.rms_eps)
@@ -43,7 +43,7 @@ def forward(
         h = b.rms_norm(x, b.constant(w["ffn_norm"]), hp.rms_eps)
         gated = b.silu_mul(b.linear(w["ffn_gate"], h), b.linear(w["ffn_up"], h))
         x = b.add(x, b.linear(w["ffn_down"], gated))
-    x = b.select_rows(x, b.input("out_rows"))
+    x = b.rows(x, b.input("out_rows"))
     x = b.rms_norm(x, b.constant(weights["output_norm.weight"]), hp.rms_eps)
     return b.linear(weights.get("output.weight", embeddings), x)
 

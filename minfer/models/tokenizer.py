@@ -1,40 +1,15 @@
-"""Text to token ids and back, from the metadata of a GGUF file alone.
-
-The splitting into words and the merging are done by the `tokenizers` package; this module says
-which of its parts a file asks for. Two kinds of vocabulary: `gpt2` (byte-level BPE: each byte is
-spelled as one printable character, merges are listed) and `llama` (SentencePiece BPE: a space is
-spelled U+2581, unknown characters fall back to byte tokens, merges follow from the scores).
-"""
+"""Text to token ids and back, from the metadata of a GGUF file alone."""
 
 from __future__ import annotations
 
 import codecs
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from minfer.errors import Damaged, Refusal
+from minfer.errors import Refusal
+from minfer.models.vocabulary import CONTROL, UNKNOWN, WHOLE_WORDS, Vocabulary
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
-SPACE = "\u2581"
-
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_MODERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-LLAMA3, QWEN2 = _MODERN % r"\p{N}{1,3}", _MODERN % r"\p{N}"
-SPLITS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, each cutting further
-    "gpt-2": (GPT2,),
-    "smollm": (r"\p{N}", GPT2),
-    "llama-bpe": (LLAMA3,),
-    "llama3": (LLAMA3,),
-    "llama-v3": (LLAMA3,),
-    "qwen2": (QWEN2,),
-    "deepseek-r1-qwen": (QWEN2,),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-}
-WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3"}  # a word of the vocabulary is taken unmerged
 END_NAMES = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 
 
@@ -45,14 +20,15 @@ class Tokenizer:
     starts with bos.
     """
 
-    def __init__(self, vocabulary: _Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._plain = vocabulary.build(control=False)
         self._bytes = vocabulary.token_bytes()
         self.n_vocab = len(vocabulary.tokens)
         self.bos, self.eos = vocabulary.special_id("bos"), vocabulary.special_id("eos")
         self.eot = vocabulary.special_id("eot")
-        self.add_bos = vocabulary.flag("add_bos_token", vocabulary.model == "llama")
+        by_default = vocabulary.model == "llama" or vocabulary.pre in WHOLE_WORDS
+        self.add_bos = vocabulary.flag("add_bos_token", by_default)
         if self.add_bos and self.bos is None:
             raise vocabulary.missing("bos_token_id")
         ends = {self.eos, self.eot, *map(vocabulary.control_id, END_NAMES)}
@@ -69,14 +45,23 @@ class Tokenizer:
         Refuses a kind of vocabulary or a pre-tokenizer it does not know by name; raises Damaged
         for missing or contradictory keys.
         """
-        return cls(_Vocabulary(metadata))
+        return cls(Vocabulary(metadata))
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`, without bos.
 
         Control tokens spelled in `text` stay text, unless `special`, which is for text that a
-        chat template made.
+        chat template made. Refuses text that is no Unicode: a lone surrogate.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Refusal(
+                "0.2",
+                f"character {error.start} of the text is half of a surrogate pair; "
+                "pass text that was decoded from valid UTF-8",
+                {"character": error.start},
+            ) from None
         chosen = self._special if special else self._plain
         ids: list[int] = chosen.encode(text, add_special_tokens=False).ids
         return ids
@@ -123,174 +108,3 @@ class Stream:
     def finish(self) -> str:
         """What is left: U+FFFD for an unfinished character, else nothing."""
         return self._decoder.decode(b"", final=True)
-
-
-class _Vocabulary:
-    """The keys `tokenizer.ggml.*`, checked."""
-
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self.metadata = metadata
-        self.model = self._typed("model", str)
-        if self.model not in ("gpt2", "llama"):
-            raise Refusal(
-                "0.3",
-                f"the tokenizer model {self.model!r} is none of gpt2, llama; use another model",
-                {"model": self.model},
-            )
-        self.tokens: list[str] = self._list("tokens", str)
-        self.types: list[int] = (
-            self._list("token_type", int, len(self.tokens))
-            if self._get("token_type") is not None
-            else [NORMAL] * len(self.tokens)
-        )
-        self.ids = {token: i for i, token in enumerate(self.tokens)}
-        self.space_prefix = self.flag("add_space_prefix", self.model == "llama")
-        if self.model == "gpt2" and self.space_prefix:
-            raise Refusal(
-                "0.3",
-                "tokenizer.ggml.add_space_prefix is not supported for gpt2; use another model",
-            )
-
-    def build(self, *, control: bool) -> Any:
-        """A `tokenizers.Tokenizer`; with `control`, it finds control tokens in the text."""
-        import tokenizers
-
-        built = tokenizers.Tokenizer(self._bpe(control) if self.model == "gpt2" else self._spm())
-        if self.model == "gpt2":
-            built.pre_tokenizer = self._splits()
-        else:
-            built.normalizer = self._spaces()
-        kinds = (CONTROL, USER_DEFINED) if control else (USER_DEFINED,)
-        built.add_special_tokens(
-            [
-                tokenizers.AddedToken(token, normalized=False, special=True)
-                for token, kind in zip(self.tokens, self.types, strict=True)
-                if kind in kinds and token
-            ]
-        )
-        return built
-
-    def _bpe(self, control: bool) -> Any:
-        """Without `control`, control tokens are no part of it, so that no text can reach them."""
-        from tokenizers.models import BPE
-
-        ids = {t: i for t, i in self.ids.items() if control or self.types[i] != CONTROL}
-        merges = []
-        for merge in self._list("merges", str):
-            left, _, right = merge.partition(" ")
-            if not {left, right, left + right} <= self.ids.keys():
-                raise self._damaged(f"merge {merge!r} is not made of tokens")
-            if {left, right, left + right} <= ids.keys():
-                merges.append((left, right))
-        return BPE(ids, merges, ignore_merges=self._get("pre") in WHOLE_WORDS)
-
-    def _splits(self) -> Any:
-        from tokenizers import Regex
-        from tokenizers.pre_tokenizers import ByteLevel, Split
-        from tokenizers.pre_tokenizers import Sequence as Chain
-
-        pre = self._typed("pre", str)
-        if pre not in SPLITS:
-            raise Refusal(
-                "0.3",
-                f"the pre-tokenizer {pre!r} is none of {', '.join(SPLITS)}; use another model",
-                {"pre": pre},
-            )
-        cuts = [Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[pre]]
-        return Chain([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
-
-    def _spm(self) -> Any:
-        """SentencePiece's BPE: join the neighbours whose union scores highest, leftmost first."""
-        from tokenizers.models import BPE
-
-        scores: list[float] = self._list("scores", float, len(self.tokens))
-        normal = [i for i, kind in enumerate(self.types) if kind == NORMAL]
-        mergeable = {self.tokens[i] for i in normal}
-        merges = [
-            (token[:cut], token[cut:])
-            for token in (self.tokens[i] for i in sorted(normal, key=lambda i: -scores[i]))
-            for cut in range(1, len(token))
-            if token[:cut] in mergeable and token[cut:] in mergeable
-        ]
-        unknown = self.special_id("unknown")
-        return BPE(
-            self.ids,
-            merges,
-            unk_token=None if unknown is None else self.tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=BYTE in self.types,
-        )
-
-    def _spaces(self) -> Any:
-        from tokenizers.normalizers import Prepend, Replace
-        from tokenizers.normalizers import Sequence as Chain
-
-        return Chain([*([Prepend(SPACE)] if self.space_prefix else []), Replace(" ", SPACE)])
-
-    def token_bytes(self) -> list[bytes]:
-        """The bytes of every token."""
-        if self.model == "gpt2":
-            spelled = {character: byte for byte, character in byte_alphabet().items()}
-            return [
-                bytes(spelled[c] for c in token)
-                if kind == NORMAL and spelled.keys() >= set(token)
-                else token.encode()
-                for token, kind in zip(self.tokens, self.types, strict=True)
-            ]
-        return [
-            bytes([int(token[1:-1], 16)]) if kind == BYTE else token.replace(SPACE, " ").encode()
-            for token, kind in zip(self.tokens, self.types, strict=True)
-        ]
-
-    def special_id(self, name: str) -> int | None:
-        """Id under `tokenizer.ggml.<name>_token_id`, or None if the file has none."""
-        if self._get(f"{name}_token_id") is None:
-            return None
-        token: int = self._typed(f"{name}_token_id", int)
-        if not 0 <= token < len(self.tokens):
-            raise self._damaged(f"{name}_token_id {token} is none of {len(self.tokens)} tokens")
-        return token
-
-    def control_id(self, name: str) -> int | None:
-        """Id of the control token spelled `name`."""
-        token = self.ids.get(name)
-        return token if token is not None and self.types[token] == CONTROL else None
-
-    def flag(self, name: str, default: bool) -> bool:
-        return default if self._get(name) is None else bool(self._typed(name, bool))
-
-    def missing(self, name: str) -> Damaged:
-        return self._damaged(f"it lacks tokenizer.ggml.{name}")
-
-    def _get(self, name: str) -> Any:
-        return self.metadata.get(f"tokenizer.ggml.{name}")
-
-    def _typed(self, name: str, kind: type) -> Any:
-        value = self._get(name)
-        if value is None:
-            raise self.missing(name)
-        if type(value) is not kind:
-            raise self._damaged(f"tokenizer.ggml.{name} is no {kind.__name__}")
-        return value
-
-    def _list(self, name: str, kind: type, length: int | None = None) -> Any:
-        values: Sequence[Any] = self._typed(name, list)
-        if any(type(value) is not kind for value in values):
-            raise self._damaged(f"tokenizer.ggml.{name} holds something else than {kind.__name__}")
-        if length is not None and len(values) != length:
-            raise self._damaged(
-                f"tokenizer.ggml.{name} has {len(values)} entries for {length} tokens"
-            )
-        return values
-
-    def _damaged(self, what: str) -> Damaged:
-        return Damaged("0.2", f"the tokenizer of this model is damaged: {what}; fetch it again")
-
-
-def byte_alphabet() -> dict[int, str]:
-    """How byte-level BPE spells each byte: printable Latin-1 as itself, the rest from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + i) for i, byte in enumerate(rest)
-    }

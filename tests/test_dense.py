@@ -1,0 +1,204 @@
+"""Dense steps: values against float64, and rows that depend on themselves and the weights only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minfer import reference
+from minfer.errors import Refusal
+from minfer.kernels_numba.dense import (
+    add_rows,
+    embed_rows,
+    rms_norm_rows,
+    rope_rows,
+    silu_mul_rows,
+)
+from minfer.kernels_numba.products import (
+    _matmul_tiles_kernel,
+    _matvec_lanes_kernel,
+    matmul_tiles,
+    matvec_lanes,
+)
+
+ONE, TWO = {"threads": 1}, {"threads": 2}
+ROW_COUNTS = [*range(1, 18), 63, 64, 65]
+PRODUCTS = {"matvec": matvec_lanes, "matmul": matmul_tiles}
+# n_in, n_out: single elements, tails of lanes, of panels and of k blocks
+SIZES = [(1, 1), (15, 63), (17, 65), (33, 64), (255, 3), (257, 130), (576, 1), (577, 65)]
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def assert_within_budget(out: np.ndarray, ref32: np.ndarray, ref64: np.ndarray) -> None:
+    """The error is at most twice that of the same equation in plain f32."""
+    assert out.dtype == np.float32 and out.shape == ref64.shape
+    assert np.abs(out - ref64).max() <= 2 * np.abs(ref32 - ref64).max() + 1e-6
+
+
+def plain_product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """x @ weight.T in f32, one product after the other added to one sum."""
+    return np.stack([np.cumsum(weight * row, axis=1, dtype=np.float32)[:, -1] for row in x])
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+@pytest.mark.parametrize(("n_in", "n_out"), SIZES)
+@pytest.mark.parametrize("n", [1, 3, 17])
+def test_products_are_close_to_float64(op: str, n_in: int, n_out: int, n: int) -> None:
+    weight, x = normal(n_out, n_in), normal(n, n_in, seed=1)
+    out = PRODUCTS[op](weight, x, config=TWO)
+    assert_within_budget(out, plain_product(weight, x), reference.matvec(weight, x))
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_products_of_small_integers_are_exact(op: str) -> None:
+    rng = np.random.default_rng(2)
+    weight, x = (rng.integers(-8, 9, (n, 577)).astype(np.float32) for n in (131, 400))
+    found = PRODUCTS[op](weight, x, config=TWO)
+    assert (found == reference.matmul(weight, x)).all()
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+@pytest.mark.parametrize("n_in", [576, 577])
+def test_a_product_row_depends_on_itself_only(op: str, n_in: int) -> None:
+    weight, x = normal(131, n_in), normal(260, n_in, seed=1)
+    whole = PRODUCTS[op](weight, x, config=ONE)
+    for config in (ONE, TWO):
+        assert (PRODUCTS[op](weight, x, config=config) == whole).all()
+        for n in ROW_COUNTS:
+            start = 65 - n
+            part = PRODUCTS[op](weight, x[start:65], config=config)
+            assert (part == whole[start:65]).all(), n
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_a_product_column_depends_on_its_weights_only(op: str) -> None:
+    weight, x = normal(131, 100), normal(7, 100, seed=1)
+    whole = PRODUCTS[op](weight, x, config=TWO)
+    for n in (1, 2, 63, 64, 65, 130):
+        assert (PRODUCTS[op](weight[:n], x, config=TWO) == whole[:, :n]).all(), n
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_damage_stays_in_its_row_and_column(op: str) -> None:
+    weight, x = normal(70, 50), normal(9, 50, seed=1)
+    clean = PRODUCTS[op](weight, x, config=TWO)
+    weight[66, 49], x[2, 3] = np.nan, np.inf
+    out = PRODUCTS[op](weight, x, config=TWO)
+    assert np.isnan(out[:, 66]).all() and not np.isfinite(out[2]).any()
+    kept = np.delete(np.delete(out, 66, axis=1), 2, axis=0)
+    assert (kept == np.delete(np.delete(clean, 66, axis=1), 2, axis=0)).all()
+
+
+def test_weights_mapped_read_only_need_no_other_compilation() -> None:
+    weight, x = normal(4, 5), normal(2, 5)
+    mapped = weight.copy()
+    mapped.flags.writeable = False
+    for op, kernel in (("matvec", _matvec_lanes_kernel), ("matmul", _matmul_tiles_kernel)):
+        out = [PRODUCTS[op](w, x, config=ONE) for w in (weight, mapped)]
+        assert (out[0] == out[1]).all()
+        assert len(kernel.signatures) == 1
+    assert weight.flags.writeable
+
+
+def test_products_refuse_widths_that_differ() -> None:
+    for product in PRODUCTS.values():
+        with pytest.raises(Refusal, match=r"weight \[4, 5\] cannot multiply rows \[2, 6\]"):
+            product(normal(4, 5), normal(2, 6), config=ONE)
+
+
+@pytest.mark.parametrize("m", [1, 15, 16, 17, 33, 576, 577])
+def test_rms_norm(m: int) -> None:
+    x, weight = normal(65, m) * 3, normal(m, seed=1)
+    out = rms_norm_rows(x, weight, eps=1e-5, config=TWO)
+    mean = np.cumsum(x * x, axis=1, dtype=np.float32)[:, -1:] / np.float32(m)
+    plain = x * (np.float32(1) / np.sqrt(mean + np.float32(1e-5))) * weight
+    assert_within_budget(out, plain, reference.rms_norm(x, weight, eps=1e-5))
+    for n in ROW_COUNTS:
+        for config in (ONE, TWO):
+            part = rms_norm_rows(x[65 - n :], weight, eps=1e-5, config=config)
+            assert (part == out[65 - n :]).all()
+
+
+def test_rms_norm_of_a_zero_row_is_zero_and_eps_counts() -> None:
+    rows = np.zeros((2, 20), np.float32)
+    rows[1] = 1e-3
+    out = rms_norm_rows(rows, np.ones(20, np.float32), eps=1e-6, config=ONE)
+    assert (out[0] == 0).all()
+    assert np.allclose(out[1], 2**-0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 15, 17, 64, 577])
+def test_silu_mul(m: int) -> None:
+    gate, up = normal(65, m) * 8, normal(65, m, seed=1)
+    out = silu_mul_rows(gate, up, config=TWO)
+    plain = gate / (1 + np.exp(-gate)) * up
+    assert_within_budget(out, plain, reference.silu_mul(gate, up))
+    for n in ROW_COUNTS:
+        for config in (ONE, TWO):
+            assert (
+                silu_mul_rows(gate[65 - n :], up[65 - n :], config=config) == out[65 - n :]
+            ).all()
+
+
+def test_silu_is_accurate_everywhere_and_has_the_right_ends() -> None:
+    gate = np.linspace(-85, 85, 100_000, dtype=np.float32)[None]
+    ones = np.ones_like(gate)
+    wanted = reference.silu_mul(gate, ones)
+    found = silu_mul_rows(gate, ones, config=ONE)
+    assert np.abs(found / wanted - 1)[gate != 0].max() < 3e-7
+    ends = np.array([[np.nan, np.inf, -300, 300, 0]], np.float32)
+    result = silu_mul_rows(ends, np.ones_like(ends), config=ONE)[0]
+    assert np.isnan(result[0]) and result[1:].tolist() == [np.inf, 0, 300, 0]
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize(("d", "n_rot"), [(64, 64), (20, 12), (7, 2), (80, 80)])
+def test_rope(pairing: str, d: int, n_rot: int) -> None:
+    x = normal(65, 3, d)
+    angles = np.arange(100)[:, None] * 10.0 ** -np.linspace(0, 4, n_rot // 2)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    positions = np.random.default_rng(1).integers(0, 100, 65).astype(np.int32)
+    out = rope_rows(x, positions, cos, sin, pairing=pairing, config=TWO)
+    wanted = reference.rope(x, positions, cos, sin, pairing=pairing)
+    assert np.abs(out - wanted).max() < 1e-6
+    assert (out[..., n_rot:] == x[..., n_rot:]).all()
+    for n in ROW_COUNTS:
+        part = rope_rows(x[65 - n :], positions[65 - n :], cos, sin, pairing=pairing, config=ONE)
+        assert (part == out[65 - n :]).all()
+
+
+def test_rope_pairs_are_the_named_ones() -> None:
+    x = np.arange(1, 9, dtype=np.float32).reshape(1, 1, 8)
+    cos, sin = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
+    at = np.zeros(1, np.int32)
+    half = rope_rows(x, at, cos, sin, pairing="half", config=ONE)[0, 0]
+    assert half.tolist() == [-4, -5, -6, 1, 2, 3, 7, 8]
+    neighbours = rope_rows(x, at, cos, sin, pairing="interleaved", config=ONE)[0, 0]
+    assert neighbours.tolist() == [-2, 1, -4, 3, -6, 5, 7, 8]
+
+
+def test_rope_refuses_what_is_not_in_the_table() -> None:
+    x, table = normal(2, 1, 8), normal(4, 4)
+    for positions in ([0, 4], [-1, 0]):
+        with pytest.raises(Refusal, match="not all in the rope table of 4"):
+            rope_rows(x, np.array(positions), table, table, pairing="half", config=ONE)
+    with pytest.raises(Refusal, match="'neox' is neither half nor interleaved"):
+        rope_rows(x, np.zeros(2, np.int32), table, table, pairing="neox", config=ONE)
+    with pytest.raises(Refusal, match="do not fit rows"):
+        wide = normal(4, 5)
+        rope_rows(x, np.zeros(2, np.int32), wide, wide, pairing="half", config=ONE)
+
+
+def test_add_and_embed_are_exact() -> None:
+    x, y = normal(5, 33), normal(5, 33, seed=1)
+    assert (add_rows(x, y, config=ONE) == x + y).all()
+    tokens = np.array([4, 0, 4], np.int32)
+    assert (embed_rows(x, tokens, config=ONE) == x[[4, 0, 4]]).all()
+    for token in (5, -1):
+        with pytest.raises(Refusal, match=f"token {token} is not in the vocabulary of 5"):
+            embed_rows(x, np.array([0, token]), config=ONE)
+    with pytest.raises(Refusal, match=r"shapes \[5, 33\] and \[5, 32\] differ"):
+        add_rows(x, y[:, :32], config=ONE)

@@ -1,0 +1,152 @@
+"""Hyperparameters: read strictly, and checked against every tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import Tiny, tiny_metadata, write_tiny_gguf
+
+from minfer.errors import Damaged, Refusal
+from minfer.models.gguf import Hyperparameters, open_gguf
+
+
+def read(tmp_path: Path, metadata: dict[str, Any] | None = None, **sizes: Any) -> Hyperparameters:
+    path = tmp_path / "model.gguf"
+    write_tiny_gguf(path, metadata=metadata, **sizes)
+    return Hyperparameters.from_gguf(open_gguf(path))
+
+
+def test_hyperparameters_of_a_tiny_model(tmp_path: Path) -> None:
+    hp = read(tmp_path, head_dim=16)
+    assert hp == Hyperparameters(
+        architecture="llama",
+        n_layer=2,
+        n_ctx_train=512,
+        n_embd=64,
+        n_ff=96,
+        n_head=4,
+        n_head_kv=2,
+        head_dim=16,
+        n_rot=16,
+        rope_base=10000.0,
+        rope_pairing="interleaved",
+        rms_eps=float(np.float32(1e-5)),
+        n_vocab=289,
+        tied_embeddings=True,
+    )
+    assert not read(tmp_path, tied=False).tied_embeddings
+
+
+def test_defaults_where_the_format_has_them(tmp_path: Path) -> None:
+    absent = dict.fromkeys(
+        [
+            "llama.attention.head_count_kv",
+            "llama.attention.key_length",
+            "llama.attention.value_length",
+            "llama.rope.dimension_count",
+            "llama.rope.freq_base",
+            "llama.vocab_size",
+        ]
+    )
+    hp = read(tmp_path, absent, head_dim=16, n_head_kv=4)
+    assert (hp.n_head_kv, hp.head_dim, hp.n_rot) == (4, 16, 16)
+    assert (hp.rope_base, hp.n_vocab) == (10000.0, 289)
+
+
+REQUIRED = [
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "llama.attention.head_count",
+    "llama.attention.layer_norm_rms_epsilon",
+]
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+@pytest.mark.parametrize("value", [None, "12", 0, float("nan"), True])
+def test_a_key_that_is_missing_or_mistyped(tmp_path: Path, key: str, value: Any) -> None:
+    message = f"lacks the metadata key '{key}'" if value is None else f"'{key}' is .* instead of"
+    with pytest.raises(Damaged, match=message):
+        read(tmp_path, {key: value})
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "gpt2.gguf", "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(Refusal, match="architecture 'gpt2'; supported: llama") as caught:
+        Hyperparameters.from_gguf(open_gguf(tmp_path / "gpt2.gguf"))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        ({"llama.rope.scaling.type": "linear"}, "sets 'llama.rope.scaling.type' to 'linear'"),
+        ({"llama.rope.scaling.factor": 2.0}, "sets 'llama.rope.scaling.factor' to 2.0"),
+        ({"llama.expert_count": 8}, "sets 'llama.expert_count' to 8"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads are no multiple of 3 K/V heads"),
+        ({"llama.attention.value_length": 16}, "keys have 32 dimensions a head and values 16"),
+        ({"llama.rope.dimension_count": 64}, "rope turns 64 dimensions of a head of 32"),
+        ({"llama.rope.dimension_count": 31}, "rope turns 31 dimensions"),
+        ({"llama.vocab_size": 288}, "vocab_size is 288 and the tokenizer has 289 tokens"),
+    ],
+)
+def test_values_that_are_not_supported(
+    tmp_path: Path, metadata: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Refusal, match=message) as caught:
+        read(tmp_path, metadata)
+    assert caught.value.rule == "0.3" and caught.value.exit_code == 2
+
+
+def test_a_partial_rotation_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, {"llama.rope.dimension_count": 16}).n_rot == 16
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        ({"llama.block_count": 3}, "it has no tensor 'blk.2.attn_norm.weight'"),
+        ({"llama.block_count": 2**32 - 1}, "it has no tensor 'blk.2.attn_norm.weight'"),
+        (
+            {"llama.feed_forward_length": 64},
+            r"'blk.0.ffn_gate.weight' has shape \[96, 64\], its metadata asks for \[64, 64\]",
+        ),
+        (
+            {"llama.attention.head_count_kv": 4},
+            r"'blk.0.attn_k.weight' has shape \[64, 64\], its metadata asks for \[128, 64\]",
+        ),
+        ({"llama.embedding_length": 2**31}, r"'token_embd.weight' has shape \[289, 64\]"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(Damaged, match=message):
+        read(tmp_path, metadata)
+
+
+def test_tensors_left_over_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="9 tensors that the llama"):
+        read(tmp_path, {"llama.block_count": 1})
+
+
+def test_tiny_metadata_has_no_typo() -> None:
+    assert set(REQUIRED) < set(tiny_metadata(Tiny()))
+
+
+@pytest.mark.model
+def test_smollm2(smollm2: Path) -> None:
+    file = open_gguf(smollm2)
+    hp = Hyperparameters.from_gguf(file)
+    assert (hp.n_layer, hp.n_embd, hp.n_ff, hp.n_vocab) == (30, 576, 1536, 49152)
+    assert (hp.n_head, hp.n_head_kv, hp.head_dim, hp.n_rot) == (9, 3, 64, 64)
+    assert (hp.rope_base, hp.n_ctx_train, hp.tied_embeddings) == (100000.0, 8192, True)
+    assert file.tensor_info("token_embd.weight") == ("Q8_0", (49152, 576))
+    assert file.tensor_info("blk.0.attn_q.weight") == ("Q4_1", (576, 576))

@@ -1,0 +1,234 @@
+"""Bits of attention depend on a row and its window alone (contract 6.1, 6.2), kernel by kernel.
+
+Every comparison is exact. `test_control` shows that moving the partitions by one key does change
+bits, so the comparisons can fail.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minfer import cases, registry, window
+from minfer.cases import CAUSAL, RUNS, SPAN, Case, Rows, Spans
+from minfer.format import KvFormat
+from minfer.ops import DECODE, PREFILL, Variant
+from minfer.window import CellSpan, WindowMode
+
+SETUPS = [
+    pytest.param(kind, v.name, fmt, id=f"{kind}-{v.name}-{fmt}")
+    for kind in (DECODE, PREFILL)
+    for v in registry.variants("attn_map", "cpu")
+    if v.invariant and v.default and kind in (v.limits.kinds or (DECODE, PREFILL))
+    for fmt in v.formats
+]
+for_every_variant = pytest.mark.parametrize(("kind", "name", "fmt"), SETUPS)
+HEADS, HEAD_DIM = (6, 2), 64
+
+
+def sequence(seed: int, first: int, n: int, heads: tuple[int, int] = HEADS) -> Rows:
+    case = Case("one", DECODE, heads, HEAD_DIM, ((first, n),))
+    return cases.rows(np.random.default_rng(seed), case)[0]
+
+
+def last_queries(kind: str) -> Rows:
+    """A sequence of 530 rows with 3 (decode) or 45 (prefill) queries, over partition borders."""
+    return sequence(1, 527, 3) if kind == DECODE else sequence(1, 485, 45)
+
+
+def at(cell: int, length: int) -> Spans:
+    return [CellSpan(0, cell, length)]
+
+
+def attend(
+    name: str,
+    fmt: KvFormat,
+    kind: str,
+    rows: Sequence[Rows],
+    spans: Sequence[Spans],
+    mode: WindowMode,
+    *,
+    width: int = 0,
+    clip: int = 0,
+    fill: float = np.nan,
+    block_m: int = 32,
+    extra_tiles: int = 0,
+    threads: int = 2,
+) -> Any:
+    """out [n_q, n_head, d] of `rows` lying at `spans`; all other cells hold `fill`."""
+    n_cells = max(part.cell + part.length for parts in spans for part in parts) + 3
+    k, v = (
+        cases.region(fmt, [getattr(r, which) for r in rows], spans, n_cells, fill)
+        for which in ("k", "v")
+    )
+    q = np.concatenate([r.q for r in rows])
+    positions = np.concatenate([np.arange(r.first, len(r.k), dtype=np.int32) for r in rows])
+    tiles = window.tiles([len(r.q) for r in rows], block_m, decode=kind == DECODE)
+    tiles = np.pad(tiles, ((0, extra_tiles), (0, 0)))
+    array = cases.windows(mode, rows, spans, clip).array
+    variant: Variant = next(v for v in registry.variants(mode.op, "cpu") if v.name == name)
+    return variant.launch(
+        q, k, v, positions, array, tiles, fmt=fmt, scale=0.125, width=width,
+        config={**variant.config(), "threads": threads, "block_m": block_m},
+    )  # fmt: skip
+
+
+def scattered(seed: int, lengths: Sequence[int], pieces: int) -> list[Spans]:
+    """Odd runs of every sequence in shuffled places."""
+    rng = np.random.default_rng(seed)
+    spans, _ = cases.scatter(rng, [cases.cut(rng, n, pieces) for n in lengths])
+    return spans
+
+
+@for_every_variant
+def test_window_modes_and_placement(kind: str, name: str, fmt: KvFormat) -> None:
+    rows = last_queries(kind)
+    n = len(rows.k)
+    base = attend(name, fmt, kind, [rows], [at(0, n)], CAUSAL)
+    assert np.isfinite(base).all()
+    for cell in (0, 1, 16, 37):
+        for mode in (SPAN, RUNS):
+            assert np.array_equal(attend(name, fmt, kind, [rows], [at(cell, n)], mode), base)
+    for pieces in (2, 3, 4):
+        for seed in (pieces, 10 * pieces):
+            spans = scattered(seed, [n], pieces)
+            assert np.array_equal(attend(name, fmt, kind, [rows], spans, RUNS), base)
+
+
+@for_every_variant
+def test_what_lies_elsewhere(kind: str, name: str, fmt: KvFormat) -> None:
+    rows = last_queries(kind)
+    spans = scattered(3, [len(rows.k)], 4)
+    base = attend(name, fmt, kind, [rows], spans, RUNS, width=300)
+    for fill in (0.0, -7.0, 60000.0):
+        out = attend(name, fmt, kind, [rows], spans, RUNS, width=300, fill=fill)
+        assert np.array_equal(out, base)
+
+
+@for_every_variant
+def test_sliding_width_and_clipped_windows(kind: str, name: str, fmt: KvFormat) -> None:
+    rows = last_queries(kind)
+    n = len(rows.k)
+    for width in (1, 13, 256, 300, 485):
+        base = attend(name, fmt, kind, [rows], [at(0, n)], CAUSAL, width=width)
+        for clip in (0, width):
+            moved = attend(name, fmt, kind, [rows], [at(5, n)], SPAN, width=width, clip=clip)
+            assert np.array_equal(moved, base)
+            spans = scattered(width, [n], 4)
+            moved = attend(name, fmt, kind, [rows], spans, RUNS, width=width, clip=clip)
+            assert np.array_equal(moved, base)
+    unlimited = attend(name, fmt, kind, [rows], [at(0, n)], CAUSAL)
+    wide = attend(name, fmt, kind, [rows], [at(0, n)], CAUSAL, width=n)
+    assert np.array_equal(wide, unlimited)
+
+
+@for_every_variant
+def test_other_sequences_in_the_batch(kind: str, name: str, fmt: KvFormat) -> None:
+    rows = last_queries(kind)
+    others = [sequence(5, 0, 1), sequence(6, 300, 4), sequence(7, 700, 7)]
+    alone = {
+        id(r): attend(name, fmt, kind, [r], [at(0, len(r.k))], CAUSAL) for r in (rows, *others)
+    }
+    a, b, c = others
+    for order in ([rows, a], [b, rows], [c, b, a, rows], [a, rows, c, b]):
+        spans = scattered(len(order), [len(r.k) for r in order], 3)
+        out = attend(name, fmt, kind, order, spans, RUNS)
+        expected = np.concatenate([alone[id(r)] for r in order])
+        assert np.array_equal(out, expected)
+
+
+def part(rows: Rows, begin: int, end: int) -> Rows:
+    """Queries begin .. end-1 of a sequence whose queries start at 0, and the rows they need."""
+    return Rows(rows.q[begin:end], rows.k[:end], rows.v[:end])
+
+
+@for_every_variant
+def test_chunks_of_a_prompt(kind: str, name: str, fmt: KvFormat) -> None:
+    rows = sequence(2, 0, 275)
+    whole = attend(name, fmt, kind, [rows], [at(0, 275)], CAUSAL)
+    for chunk in (7, 64):
+        for begin in range(0, 275, chunk):
+            some = part(rows, begin, min(begin + chunk, 275))
+            out = attend(name, fmt, kind, [some], [at(0, len(some.k))], CAUSAL)
+            assert np.array_equal(out, whole[begin : begin + chunk])
+    for begin in [0, 1, 15, 16, 17, 63, 64, 255, 256, 257, 274]:
+        some = part(rows, begin, begin + 1)
+        out = attend(name, fmt, kind, [some], [at(0, len(some.k))], CAUSAL)
+        assert np.array_equal(out, whole[begin : begin + 1])
+
+
+@for_every_variant
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (7, 1), (8, 1)], ids=str)
+def test_one_to_eight_rows_of_a_group(
+    kind: str, name: str, fmt: KvFormat, heads: tuple[int, int]
+) -> None:
+    rows = sequence(3, 0, 520, heads)
+    for n in range(1, 9):
+        some = part(rows, 520 - n, 520)
+        together = attend(name, fmt, kind, [some], scattered(n, [520], 2), RUNS)
+        for i in range(n):
+            alone = part(rows, 520 - n + i, 521 - n + i)
+            out = attend(name, fmt, kind, [alone], [at(0, len(alone.k))], CAUSAL)
+            assert np.array_equal(together[i], out[0])
+
+
+@for_every_variant
+def test_tiles(kind: str, name: str, fmt: KvFormat) -> None:
+    rows = last_queries(kind)
+    spans = scattered(4, [len(rows.k)], 4)
+    base = attend(name, fmt, kind, [rows], spans, RUNS, block_m=32)
+    for block_m in (1, 8, 45, 64):
+        out = attend(name, fmt, kind, [rows], spans, RUNS, block_m=block_m, extra_tiles=3)
+        assert np.array_equal(out, base)
+
+
+def print_digests() -> None:
+    """One line per setup and thread count, for a process with a pool of five."""
+    for setup in SETUPS:
+        kind, name, fmt = setup.values
+        rows = [last_queries(kind), sequence(8, 300, 5)]
+        spans = scattered(9, [len(r.k) for r in rows], 3)
+        for threads in (1, 2, 3, 5):
+            out = attend(name, fmt, kind, rows, spans, RUNS, threads=threads)
+            print(setup.id, threads, out.tobytes().hex()[:4000], sep="\t")
+
+
+def test_threads() -> None:
+    """1, 2, 3 and 5 workers; more than the machine has cores come from a pool of five."""
+    code = "import test_invariance; test_invariance.print_digests()"
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "NUMBA_NUM_THREADS": "5", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    digests: dict[str, set[str]] = {}
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    for setup, _, digest in lines:
+        digests.setdefault(setup, set()).add(digest)
+    assert len(lines) == 4 * len(SETUPS)
+    assert {setup: len(seen) for setup, seen in digests.items()} == {
+        setup.id: 1 for setup in SETUPS
+    }
+
+
+@for_every_variant
+def test_control(kind: str, name: str, fmt: KvFormat) -> None:
+    """The same keys one position later fall into other partitions: some bits differ."""
+    rows = sequence(1, 527, 3)
+    ahead = sequence(4, 0, 1)
+    later = Rows(rows.q, *(np.concatenate([getattr(ahead, x), getattr(rows, x)]) for x in "kv"))
+    spans = [at(0, len(rows.k))]
+    base = attend(name, fmt, kind, [rows], spans, CAUSAL, width=400)
+    moved = attend(name, fmt, kind, [later], [at(0, len(later.k))], CAUSAL, width=400)
+    assert (base != moved).any()
+    assert np.allclose(base, moved, atol=1e-5)
