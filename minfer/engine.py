@@ -131,8 +131,15 @@ class Engine:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own chat template, up to the answer.
 
-        messages: {"role": ..., "content": ...} each. Refuses a model without a template.
+        messages: {"role": ..., "content": ...} each. Refuses a model without a template, and
+        a message that spells a control token: it would end the turn it stands in.
         """
+        for index, message in enumerate(messages):
+            found = self.tokenizer.control_in(str(message["content"]))
+            if found is not None:
+                raise Refusal(
+                    "0.3", f"message {index} holds the control token {found!r}; take it out", {}
+                )
         if not isinstance(self.chat_template, str):
             raise Refusal("0.3", f"{self.path.name} has no chat template; use a plain prompt", {})
         bos, eos = (

@@ -8,6 +8,7 @@ algorithm for an op, a function named `<op>_<variant>` tagged by `@variant`.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -176,8 +177,9 @@ class Variant:
 def split_name(function_name: str) -> tuple[str, str]:
     """`attn_window_split` -> (`attn_window`, `split`); raises ValueError for an unknown op."""
     for op in sorted(OPS, key=len, reverse=True):
-        if function_name.startswith(op + "_") and "_" not in function_name[len(op) + 1 :]:
-            return op, function_name[len(op) + 1 :]
+        name = function_name.removeprefix(op + "_")
+        if name != function_name and re.fullmatch("[a-z][a-z0-9]*", name):
+            return op, name
     raise ValueError(
         f"{function_name} is not named <op>_<variant> with an op of {', '.join(OPS)} "
         "and a variant of one lower-case word"

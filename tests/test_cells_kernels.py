@@ -45,6 +45,18 @@ def test_store_writes_the_oracles_bytes_and_nothing_else(
     assert (decoded == flat.reshape(decoded.shape)).all()
 
 
+@pytest.mark.parametrize("fmt", KvFormat)
+def test_a_store_large_enough_for_threads_writes_the_same_bytes(fmt: KvFormat) -> None:
+    rows = rows_of(300, 2, 32)
+    cells = np.random.default_rng(1).permutation(512)[:300].astype(np.int32)
+    wanted = dirty_region(fmt, 512, 2, 32)
+    reference.store_cells(wanted, rows, cells, fmt=fmt)
+    for config in (ONE, TWO):
+        found = dirty_region(fmt, 512, 2, 32)
+        store_cells_rows(found, rows, cells, fmt=fmt, config=config)
+        assert (found.arrays[0] == wanted.arrays[0]).all()
+
+
 def test_padding_becomes_zero() -> None:
     for fmt, n_head_kv, d, used in ((KvFormat.F16, 3, 5, 30), (KvFormat.Q8_0, 1, 32, 34)):
         region = dirty_region(fmt, 2, n_head_kv, d)
@@ -99,12 +111,15 @@ def test_f16_rounds_to_nearest_even() -> None:
 
 @pytest.mark.parametrize("fmt", KvFormat)
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
-def test_qkv_rope_store_is_rope_and_two_stores(fmt: KvFormat, pairing: str) -> None:
-    q, k, v = rows_of(4, 6, 32), rows_of(4, 2, 32, seed=1), rows_of(4, 2, 32, seed=2)
-    positions, cells = np.array([5, 6, 0, 1], np.int32), np.array([2, 3, 8, 9], np.int32)
+@pytest.mark.parametrize("n", [1, 4, 300])  # the last one is shared by threads
+def test_qkv_rope_store_is_rope_and_two_stores(fmt: KvFormat, pairing: str, n: int) -> None:
+    q, k, v = rows_of(n, 6, 32), rows_of(n, 2, 32, seed=1), rows_of(n, 2, 32, seed=2)
+    rng = np.random.default_rng(3)
+    positions = rng.integers(0, 8, n).astype(np.int32)
+    cells = rng.permutation(512)[:n].astype(np.int32)
     angles = np.arange(8)[:, None] * 10.0 ** -np.linspace(0, 4, 16)
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    regions, wanted = ([dirty_region(fmt, 10, 2, 32) for _ in range(2)] for _ in range(2))
+    regions, wanted = ([dirty_region(fmt, 512, 2, 32) for _ in range(2)] for _ in range(2))
     out, *returned = qkv_rope_store_rows(
         q, k, v, *regions, positions, cells, cos, sin, fmt=fmt, pairing=pairing, config=TWO
     )
@@ -133,7 +148,7 @@ def test_a_refused_store_changes_no_byte() -> None:
     for v, cells, positions, message in (
         (rows, [0, 9], good, "cell 9 of row 1 is outside"),
         (rows[:1], [0, 1], good, r"rows \[1, 2, 8\] for 2 cells"),
-        (rows, [0, 1], bad, "not all in the rope table of 1"),
+        (rows, [0, 1], bad, "position 1 of row 1 is not in the rope table of 1"),
     ):
         regions, at = (region, region), np.array(cells)
         with pytest.raises(Refusal, match=message):

@@ -43,7 +43,7 @@ def run(engine: Engine, prompt: list[int], steps: int, seq: int = 0) -> np.ndarr
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     "sizes",
-    [{"head_dim": 16}, {"head_dim": 32}, {"head_dim": 24, "n_head": 6, "n_head_kv": 2}],
+    [{"head_dim": 16}, {"head_dim": 32}, {"head_dim": 24, "n_embd": 96, "n_head": 6}],
     ids=["d16", "d32", "d24-gqa3"],
 )
 def test_a_tiny_llama_gives_the_logits_of_transformers(
@@ -244,3 +244,15 @@ def test_scratch_is_refused_where_it_does_not_exist(
     assert len(list(load(tiny, "f32").generate(PROMPT, 2))) == 2
     with pytest.raises(Refusal, match="no variant 'scratch'"):
         list(load(tiny, "q8_0").generate(PROMPT, 2))
+
+
+def test_a_conversation_is_rendered_and_control_tokens_are_not_typed(tiny: Path) -> None:
+    engine = load(tiny)
+    tokens = engine.encode_chat([{"role": "user", "content": "hello"}])
+    text = engine.tokenizer.decode(tokens, special=True)
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert tokens[0] == 1
+    with pytest.raises(Refusal, match=r"message 1 holds the control token '<\|im_end\|>'"):
+        engine.encode_chat(
+            [{"role": "user", "content": "a"}, {"role": "user", "content": "b<|im_end|>"}]
+        )

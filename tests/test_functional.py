@@ -103,7 +103,7 @@ def test_quantize_and_dequantize_are_inverse_to_half_a_step(rows) -> None:
         ({"variant": "split"}, "is for decode, not prefill"),
         ({"config": {"speed": 9}}, "no tunable speed"),
         ({"window": Span(np.array([[0, 41]] * 6, np.int32))}, r"outside cells \[0, 40\)"),
-        ({"window": Span(np.array([[0, 4]], np.int32))}, "a window of 1 rows for 6 queries"),
+        ({"window": Span(np.array([[0, 4]], np.int32))}, "fits no mode for 6 queries"),
     ],
 )
 def test_bad_calls_are_refused(rows, how: dict, message: str) -> None:

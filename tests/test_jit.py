@@ -234,6 +234,21 @@ def test_the_mask_is_restored_when_a_call_fails() -> None:
     assert numba.get_num_threads() == before
 
 
+def test_one_thread_takes_the_serial_twin_where_there_is_one() -> None:
+    def rows(n_threads, out):
+        for row in numba.prange(out.size):
+            out[row] = n_threads + row
+
+    with_twin = kernel(parallel=True, serial=True)(rows)
+    out = np.zeros(3)
+    launch(with_twin, 1, out)
+    assert out.tolist() == [1, 2, 3]
+    assert len(with_twin.serial.signatures) == 1 and not with_twin.signatures
+    without = kernel(parallel=True)(rows)
+    launch(without, 1, out)
+    assert out.tolist() == [1, 2, 3] and len(without.signatures) == 1
+
+
 def test_no_threads_are_refused() -> None:
     with pytest.raises(Refusal, match="threads 0 is less than 1"):
         launch(granted_threads, 0, np.zeros(1))

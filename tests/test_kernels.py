@@ -15,7 +15,7 @@ import pytest
 from minfer import cases, reference, registry
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
-from minfer.kernels_numba import _call, _panels, _query, _split
+from minfer.kernels_numba import _call, _heads, _panels, _query
 from minfer.kernels_numba._ir import address
 from minfer.ops import DECODE, Variant
 from minfer.window import PARTITION
@@ -182,11 +182,11 @@ def test_split_scores_have_the_bits_of_dot_q8_0(heads: int) -> None:
     packed = _query.pack_queries(queries[:, None], KvFormat.Q8_0)
     cells = reference.quantize_q8_0(keys)
     out = np.full((heads, PARTITION), np.nan, np.float32)
-    scores = _split._scores(KvFormat.Q8_0)
+    scores = _heads.scores(KvFormat.Q8_0)
 
     @numba.njit
     def run(heads, k, stride, q, out):  # type: ignore[no-untyped-def]
-        scores(heads, address(k), stride, address(q), 96, np.float32(1), address(out))
+        scores(heads, address(k), stride, address(q), 96, np.float32(1), address(out), 0)
 
     run(heads, cells, cells.shape[1], packed, out)
     assert np.array_equal(out[:, :16], expected_scores(queries, keys))

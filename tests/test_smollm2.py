@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers_with_the_same_weights(engine: Engine, 
         if name.endswith(("attn_q.weight", "attn_k.weight")):
             heads = hp.n_head if "attn_q" in name else hp.n_head_kv
             weight = half_split(weight, heads)
-        state[transformers_name(name)] = torch.from_numpy(np.ascontiguousarray(weight))
+        state[transformers_name(name)] = torch.from_numpy(np.array(weight))
     model.to_empty(device="cpu")
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     model.load_state_dict(state, strict=False, assign=True)

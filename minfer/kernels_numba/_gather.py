@@ -40,15 +40,8 @@ def _zero(e: Emitter, target: Any, size: Any) -> None:
     cgutils.memset(e.builder, _pointer(e, target), size, 0)
 
 
-def _prefetch(e: Emitter, address: Any, size: Any) -> None:
-    lines = e.builder.udiv(e.add(size, 63), e.index(64))
-    with e.loop(lines) as line:
-        e.prefetch(address, e.mul(line, 64))
-
-
 copy_bytes = intrinsic_of("ppp:v", _copy)  # source, target, size
 zero_bytes = intrinsic_of("pp:v", _zero)  # target, size
-prefetch = intrinsic_of("pp:v", _prefetch)  # address, size
 
 
 @kernel

@@ -18,7 +18,7 @@ import platform
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -194,21 +194,35 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]: ...
 
 @overload
 def kernel(
-    *, parallel: bool = False, key: object = ()
+    *, parallel: bool = False, serial: bool = False, key: object = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
 def kernel(
-    function: Callable[..., Any] | None = None, *, parallel: bool = False, key: object = ()
+    function: Callable[..., Any] | None = None,
+    *,
+    parallel: bool = False,
+    serial: bool = False,
+    key: object = (),
 ) -> Any:
     """`@kernel` or `@kernel(parallel=True)`: compiled at the first call, kept on disk.
 
-    No fastmath, IEEE division, no bounds checks, no GIL. key: what distinguishes kernels made by
-    one factory function, such as (n_head_kv, group, head_dim); with it, closures cache as well.
-    Everything else a closure captures must follow from the key.
+    No fastmath, IEEE division, no bounds checks, no GIL. serial: compile it without threads as
+    well, for launches of one thread, which are then plain calls. key: what distinguishes kernels
+    made by one factory function, such as (n_head_kv, group, head_dim); with it, closures cache
+    too. Everything else that a closure captures must follow from the key.
     """
     if function is None:
-        return functools.partial(kernel, parallel=parallel, key=key)
+        return functools.partial(kernel, parallel=parallel, serial=serial, key=key)
+    if function.__closure__ and key == ():
+        raise TypeError(f"{function.__qualname__} captures values, so @kernel needs a key")
+    dispatcher = _dispatcher(function, parallel, key)
+    if parallel:
+        dispatcher.serial = _dispatcher(function, False, key) if serial else None
+    return dispatcher
+
+
+def _dispatcher(function: Callable[..., Any], parallel: bool, key: object) -> Any:
     flags = {
         "nopython": True,
         "nogil": True,
@@ -217,12 +231,19 @@ def kernel(
         "fastmath": False,
         "parallel": parallel,
     }
-    if function.__closure__ and key == ():
-        raise TypeError(f"{function.__qualname__} captures values, so @kernel needs a key")
     dispatcher = numba.jit(**flags)(function)
     dispatcher._cache = KernelCache(function, flags, key)
     _notice.names[dispatcher] = function.__name__.strip("_").removesuffix("_kernel")
     return dispatcher
+
+
+@kernel
+def first_outside(values: Any, limit: Any) -> int:
+    """Index of the first value that is not in [0, limit), or -1."""
+    for i in range(values.size):
+        if values[i] < 0 or values[i] >= limit:
+            return i
+    return -1
 
 
 def constant(array: NDArray[Any]) -> NDArray[np.float32]:
@@ -247,31 +268,31 @@ def granted(threads: int) -> int:
     return min(threads, int(numba.config.NUMBA_NUM_THREADS))
 
 
-@contextlib.contextmanager
-def thread_mask(threads: int) -> Iterator[None]:
-    """Numba's mask of the calling thread, set for a while: never the process's."""
-    before = numba.get_num_threads()
-    if threads == before:
-        yield
-        return
-    numba.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)
+def row_threads(rows: NDArray[Any], config: Mapping[str, Any]) -> int:
+    """`threads` of config, or 1 below 16 Ki elements: waking a thread costs more than it saves."""
+    return int(config["threads"]) if rows.size >= 1 << 14 else 1
 
 
 def launch(kernel: Any, threads: int, *args: Any) -> Any:
-    """Call the parallel `kernel(n_threads, *args)` with at most `threads` threads, this once.
+    """Call `kernel(n_threads, *args)` with at most `threads` threads, this once.
 
     n_threads is the number granted (a kernel cannot ask Numba for it: that call cannot be kept on
-    disk). Checks belong before the launch: kernels do not raise. Kernels that are not parallel
-    are called directly.
+    disk). Numba's mask is that of the calling thread and is restored. Checks belong before the
+    launch: kernels do not raise.
     """
     n_threads = granted(threads)
-    lock = _workqueue_lock if _is_workqueue() else contextlib.nullcontext()
-    with lock, thread_mask(n_threads):
-        return kernel(n_threads, *args)
+    serial = getattr(kernel, "serial", None)
+    if n_threads == 1 and serial is not None:
+        return serial(1, *args)
+    before = numba.get_num_threads()
+    if n_threads != before:
+        numba.set_num_threads(n_threads)
+    try:
+        with _workqueue_lock if _is_workqueue() else contextlib.nullcontext():
+            return kernel(n_threads, *args)
+    finally:
+        if n_threads != before:
+            numba.set_num_threads(before)
 
 
 def _is_workqueue() -> bool:

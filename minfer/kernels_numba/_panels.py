@@ -10,13 +10,13 @@ from typing import Any
 
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
 from minfer.kernels_numba._gather import TILE
+from minfer.kernels_numba._heads import FLIP, row_quads
 from minfer.kernels_numba._ir import F32, I16, I32, LANES, VF, VI, Emitter, intrinsic_of, vector
 from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM
-from minfer.kernels_numba._rows import CODES, load_scales
+from minfer.kernels_numba._rows import CODES, head_bytes, load_scales
 from minfer.window import PARTITION
 
 ROWS = 6  # rows of a micro-tile: 6 x 4 accumulators of 16 lanes fill the registers
-FLIP = -0x7F7F7F80  # 0x80808080: int8 to uint8, 128 added to each byte
 BLOCK_STEP = BLOCK * 32 + 128  # bytes of a q8_0 block of 32 keys: codes, then scales
 WEIGHT_STRIDE = 4 * PARTITION  # bytes from one row's weights to the next
 
@@ -37,10 +37,9 @@ def panel_bytes(fmt: KvFormat, head_dim: int) -> int:
 
 
 def _pack_elements(e: Emitter, fmt: KvFormat, k: Any, stride: Any, panel: Any, d: Any) -> None:
-    rows, size = e.rows(k, stride), 4 if fmt is KvFormat.F32 else 2
-
+    size = head_bytes(fmt, LANES)
     with e.loop(e.builder.udiv(d, e.index(LANES))) as step:
-        here = [e.add(row, e.mul(step, LANES * size)) for row in rows]
+        here = row_quads(e, e.add(k, e.mul(step, size)), stride)
 
         def load_quad(row: int, quad: int, here: Any = here) -> Any:
             if fmt is KvFormat.F32:
@@ -53,9 +52,8 @@ def _pack_elements(e: Emitter, fmt: KvFormat, k: Any, stride: Any, panel: Any, d
 
 
 def _pack_blocks(e: Emitter, k: Any, stride: Any, panel: Any, d: Any) -> None:
-    rows = e.rows(k, stride)
     with e.loop(e.builder.udiv(d, e.index(BLOCK))) as block:
-        here = [e.add(row, e.mul(block, BLOCK_BYTES)) for row in rows]
+        here = row_quads(e, e.add(k, e.mul(block, BLOCK_BYTES)), stride)
 
         def load_quad(row: int, quad: int, here: Any = here) -> Any:
             return e.load(vector(I32, 4), here[row], CODES + 16 * quad)

@@ -1,4 +1,4 @@
-"""Rows into cells: `store_cells`, and `qkv_rope_store` of rope and two stores (contract 4.1, 7.2).
+"""Rows into cells: `store_cells`, and `qkv_rope_store`: rope and two stores (contract 4.1, 7.2).
 
 rows  one row after the other, converted on the way; padding bytes of a cell become zero.
 """
@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kernels_numba._ir import address
-from minfer.kernels_numba._jit import THREADS, kernel, launch
+from minfer.kernels_numba._jit import (
+    THREADS,
+    constant,
+    first_outside,
+    kernel,
+    launch,
+    row_threads,
+)
+from minfer.kernels_numba._rotate import check_rope, rotate
 from minfer.kernels_numba._rows import LOAD_ROW, STORE_ROW
-from minfer.kernels_numba.dense import rope_rows
 from minfer.ops import Config, variant
 
 Floats = NDArray[np.float32]
@@ -26,7 +33,7 @@ Ints = NDArray[np.int32]
 def _store_kernel(fmt: KvFormat) -> Any:
     store_row = STORE_ROW[fmt]
 
-    @kernel(parallel=True, key=(fmt.value,))
+    @kernel(parallel=True, serial=True, key=(fmt.value,))
     def store_cells(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
         n, m = rows.shape
         for row in prange(n):
@@ -47,17 +54,32 @@ def _load_kernel(fmt: KvFormat) -> Any:
     return load_cells
 
 
+def _qkv_rope_store_kernel(fmt: KvFormat) -> Any:
+    store_row = STORE_ROW[fmt]
+
+    @kernel(parallel=True, serial=True, key=(fmt.value,))
+    def qkv_rope_store(
+        _n_threads: Any, qkv: Any, arenas: Any, places: Any, tables: Any, interleaved: Any, out: Any
+    ) -> None:
+        q, k, v = qkv
+        k_arena, v_arena = arenas
+        positions, cells = places
+        cos, sin = tables
+        q_out, k_out = out
+        m = k.shape[1] * k.shape[2]
+        for row in prange(q.shape[0]):
+            at, cell = positions[row], cells[row]
+            rotate(q[row], cos[at], sin[at], interleaved, q_out[row])
+            rotate(k[row], cos[at], sin[at], interleaved, k_out[row])
+            store_row(address(k_out[row]), address(k_arena[cell]), m)
+            store_row(address(v[row]), address(v_arena[cell]), m)
+
+    return qkv_rope_store
+
+
 STORE_KERNELS = {fmt: _store_kernel(fmt) for fmt in KvFormat}
+QKV_KERNELS = {fmt: _qkv_rope_store_kernel(fmt) for fmt in KvFormat}
 LOAD_KERNELS = {fmt: _load_kernel(fmt) for fmt in KvFormat}
-
-
-@kernel
-def _first_outside(cells: Any, n_cells: Any) -> int:
-    """Index of the first cell that is not in [0, n_cells), or -1."""
-    for i in range(cells.size):
-        if cells[i] < 0 or cells[i] >= n_cells:
-            return i
-    return -1
 
 
 @variant(space={"threads": THREADS})
@@ -71,7 +93,7 @@ def store_cells_rows(
     cells = checked_cells(region, cells)
     _check_store(region, rows, cells, fmt)
     flat = np.ascontiguousarray(rows, np.float32).reshape(len(rows), region.row_elems)
-    launch(STORE_KERNELS[fmt], config["threads"], flat, region.arrays[0], cells)
+    launch(STORE_KERNELS[fmt], row_threads(flat, config), flat, region.arrays[0], cells)
     return region
 
 
@@ -95,12 +117,25 @@ def qkv_rope_store_rows(
 
     Returns the rotated q and both regions, which are the ones given.
     """
+    cells = checked_cells(k_region, cells)
     for region, rows in ((k_region, k), (v_region, v)):
         _check_store(region, rows, checked_cells(region, cells), fmt)
-    rotated = rope_rows(k, positions, cos, sin, pairing=pairing, config=config)
-    out: Floats = rope_rows(q, positions, cos, sin, pairing=pairing, config=config)
-    k_region = store_cells_rows(k_region, rotated, cells, fmt=fmt, config=config)
-    v_region = store_cells_rows(v_region, v, cells, fmt=fmt, config=config)
+    q, k, v = (np.ascontiguousarray(rows, np.float32) for rows in (q, k, v))
+    positions = np.ascontiguousarray(positions, np.int32)
+    cos, sin = constant(cos), constant(sin)
+    interleaved = check_rope(q, positions, cos, sin, pairing)
+    check_rope(k, positions, cos, sin, pairing)
+    out, rotated = np.empty_like(q), np.empty_like(k)
+    launch(
+        QKV_KERNELS[fmt],
+        row_threads(q, config),
+        (q, k, v),
+        (k_region.arrays[0], v_region.arrays[0]),
+        (positions, cells),
+        (cos, sin),
+        interleaved,
+        (out, rotated),
+    )
     return out, k_region, v_region
 
 
@@ -115,7 +150,7 @@ def load_cells(region: Region, cells: Ints, threads: int) -> Floats:
 def checked_cells(region: Region, cells: Ints) -> Ints:
     """The cells as contiguous int32, refused if one is outside the region."""
     cells = np.ascontiguousarray(cells, np.int32)
-    bad = _first_outside(cells, region.n_cells)
+    bad = first_outside(cells, region.n_cells)
     if bad >= 0:
         raise Refusal(
             "2.5",

@@ -22,7 +22,8 @@ from minfer.kernels_numba._ir import (
     address,
     intrinsic_of,
 )
-from minfer.kernels_numba._jit import THREADS, constant, kernel, launch
+from minfer.kernels_numba._jit import THREADS, constant, kernel, launch, row_threads
+from minfer.kernels_numba._rotate import check_rope, rotate
 from minfer.ops import Config, variant
 
 Floats = NDArray[np.float32]
@@ -50,7 +51,7 @@ def _emit_rms_norm(e: Emitter, x: Any, weight: Any, n: Any, count: Any, eps: Any
 _rms_norm_row = intrinsic_of("pppffp:v", _emit_rms_norm)
 
 
-@kernel(parallel=True)
+@kernel(parallel=True, serial=True)
 def _rms_norm_rows_kernel(_n_threads: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
     n, m = x.shape
     for row in prange(n):
@@ -64,7 +65,7 @@ def rms_norm_rows(x: Floats, weight: Floats, *, eps: float, config: Config) -> F
     if weight.shape != x.shape[1:]:
         raise Refusal("7.5", f"a weight of {list(weight.shape)} cannot scale {list(x.shape)}")
     out = np.empty_like(x)
-    launch(_rms_norm_rows_kernel, _row_threads(x, config), x, weight, np.float32(eps), out)
+    launch(_rms_norm_rows_kernel, row_threads(x, config), x, weight, np.float32(eps), out)
     return out
 
 
@@ -95,7 +96,7 @@ def sigmoid(e: Emitter, x: Any) -> Any:
 _silu_mul_row = intrinsic_of("pppp:v", _emit_silu_mul)
 
 
-@kernel(parallel=True)
+@kernel(parallel=True, serial=True)
 def _silu_mul_rows_kernel(_n_threads: Any, gate: Any, up: Any, out: Any) -> None:
     n, m = gate.shape
     for row in prange(n):
@@ -107,27 +108,17 @@ def silu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Floats:
     """gate * sigmoid(gate) * up, all f32 [n, m]."""
     gate, up = _same_shape(gate, up)
     out = np.empty_like(gate)
-    launch(_silu_mul_rows_kernel, _row_threads(gate, config), gate, up, out)
+    launch(_silu_mul_rows_kernel, row_threads(gate, config), gate, up, out)
     return out
 
 
-@kernel(parallel=True)
+@kernel(parallel=True, serial=True)
 def _rope_rows_kernel(
-    _n_threads: Any, x: Any, positions: Any, cos: Any, sin: Any, step: Any, gap: Any, out: Any
+    _n_threads: Any, x: Any, positions: Any, cos: Any, sin: Any, interleaved: Any, out: Any
 ) -> None:
-    """Pair i of a head row is (i * step, i * step + gap)."""
-    n, n_head, d = x.shape
-    half = cos.shape[1]
-    for row in prange(n):
-        c, s = cos[positions[row]], sin[positions[row]]
-        for head in range(n_head):
-            source, target = x[row, head], out[row, head]
-            for i in range(half):
-                a, b = source[i * step], source[i * step + gap]
-                target[i * step] = a * c[i] - b * s[i]
-                target[i * step + gap] = b * c[i] + a * s[i]
-            for i in range(2 * half, d):
-                target[i] = source[i]
+    for row in prange(x.shape[0]):
+        at = positions[row]
+        rotate(x[row], cos[at], sin[at], interleaved, out[row])
 
 
 @variant(space={"threads": THREADS})
@@ -141,11 +132,10 @@ def rope_rows(
     """
     x, cos, sin = _floats(x), constant(cos), constant(sin)
     positions = np.ascontiguousarray(positions, np.int32)
-    _check_rope(x, positions, cos, sin, pairing)
-    step, gap = (1, cos.shape[1]) if pairing == "half" else (2, 1)
+    interleaved = check_rope(x, positions, cos, sin, pairing)
     out = np.empty_like(x)
-    threads = _row_threads(x, config)
-    launch(_rope_rows_kernel, threads, x, positions, cos, sin, step, gap, out)
+    threads = row_threads(x, config)
+    launch(_rope_rows_kernel, threads, x, positions, cos, sin, interleaved, out)
     return out
 
 
@@ -173,29 +163,7 @@ def _floats(array: Floats) -> Floats:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _row_threads(x: Floats, config: Config) -> int:
-    """One thread below 16 Ki elements: waking another costs more than it saves."""
-    return int(config["threads"]) if x.size >= 1 << 14 else 1
-
-
 def _same_shape(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     if a.shape != b.shape:
         raise Refusal("7.5", f"shapes {list(a.shape)} and {list(b.shape)} differ")
     return _floats(a), _floats(b)
-
-
-def _check_rope(x: Floats, positions: Ints, cos: Floats, sin: Floats, pairing: str) -> None:
-    if pairing not in ("half", "interleaved"):
-        raise Refusal("5.7", f"pairing {pairing!r} is neither half nor interleaved")
-    if cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[2] or len(positions) != len(x):
-        raise Refusal(
-            "5.7",
-            f"tables {list(cos.shape)} and {list(sin.shape)} and {len(positions)} positions do "
-            f"not fit rows {list(x.shape)}",
-        )
-    if positions.size and not 0 <= positions.min() <= positions.max() < len(cos):
-        raise Refusal(
-            "7.5",
-            f"positions {positions.min()} to {positions.max()} are not all in the rope table of "
-            f"{len(cos)}",
-        )

@@ -27,7 +27,7 @@ from minfer.kernels_numba._ir import (
     intrinsic_of,
     vector,
 )
-from minfer.kernels_numba._jit import THREADS, constant, kernel, launch
+from minfer.kernels_numba._jit import THREADS, constant, granted, kernel, launch
 from minfer.ops import Config, variant
 
 Floats = NDArray[np.float32]
@@ -248,7 +248,7 @@ def _matmul_tiles_kernel(
 def matmul_tiles(weight: Floats, x: Floats, *, config: Config) -> Floats:
     """x [n, n_in] @ weight.T, weight [n_out, n_in]: f32 [n, n_out], for many rows."""
     weight, x = _check_product(weight, x)
-    threads = config["threads"]
+    threads = granted(config["threads"])
     depth = min(PANEL_DEPTH, x.shape[1])
     out = np.zeros((len(x), len(weight)), np.float32)
     panels = np.empty((threads, depth, TILE_COLUMNS), np.float32)

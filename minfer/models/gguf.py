@@ -8,14 +8,18 @@ import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from minfer.errors import Refusal
-from minfer.models.gguf_header import Header, Value, damaged, read_header
+from minfer.models.gguf_guard import check_gguf, damaged
+
+if TYPE_CHECKING:
+    from gguf.gguf_reader import GGUFReader, ReaderField, ReaderTensor
 
 Number = TypeVar("Number", int, float)
+Value = bool | int | float | str | list[Any]
 
 ARCHITECTURES = {"llama": "interleaved"}  # how rope pairs the dimensions of a head
 NUMERIC_KEYS = (  # what is understood below; any other key of the architecture is refused
@@ -45,59 +49,71 @@ class GgufFile:
     """A mapped GGUF file. Arrays it hands out may be views of the map: read-only, and they keep
     the map open."""
 
-    def __init__(self, path: Path, data: mmap.mmap, header: Header) -> None:
+    def __init__(self, path: Path, reader: GGUFReader) -> None:
         self.path = path
-        self.metadata: dict[str, Value] = header.metadata
-        self._data = data
-        self._extents = header.tensors
+        self.metadata: dict[str, Value] = {
+            name: _contents(field, path)
+            for name, field in reader.fields.items()
+            if not name.startswith("GGUF.")  # what the reader adds: version and counts
+        }
+        self._tensors: dict[str, ReaderTensor] = {t.name: t for t in reader.tensors}
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
         """In the order of the file."""
-        return tuple(self._extents)
+        return tuple(self._tensors)
 
     def tensor_info(self, name: str) -> TensorInfo:
         """Type and row-major shape; Damaged if the file has no such tensor."""
-        if name not in self._extents:
-            raise damaged(self.path, f"it has no tensor {name!r}", tensor=name)
-        return TensorInfo(self._extents[name].type, self._extents[name].shape)
+        found = self._find(name)
+        return TensorInfo(found.tensor_type.name, tuple(int(n) for n in reversed(found.shape)))
 
     def stored(self, name: str) -> np.ndarray[Any, Any]:
         """The bytes of a tensor as they lie in the file: uint8 [*shape[:-1], bytes of a row]."""
-        _, shape = self.tensor_info(name)
-        extent = self._extents[name]
-        flat = np.frombuffer(self._data, np.uint8, extent.n_bytes, extent.start)
-        return flat.reshape(*shape[:-1], -1)
+        return np.asarray(self._find(name).data).view(np.uint8)
 
     def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The tensor as float32 [*shape]: F32 as a view of the file, other types decoded.
 
         Refuses a type that the `gguf` package cannot decode.
         """
-        kind, shape = self.tensor_info(name)
-        stored = self.stored(name)
-        if kind == "F32":
-            return stored.view("<f4")
-        from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
+        found = self._find(name)
+        kind, shape = self.tensor_info(name)
+        if kind == "F32":
+            return np.asarray(found.data)
         try:
-            values = dequantize(stored, GGMLQuantizationType[kind])
+            values = dequantize(np.asarray(found.data), found.tensor_type)
         except NotImplementedError:
-            raise Refusal(
-                "0.3",
-                f"tensor {name!r} of {self.path} has type {kind}, which cannot be decoded; "
-                "convert the model to f16 or q8_0",
-                {"tensor": name, "type": kind},
-            ) from None
+            message = f"tensor {name!r} of {self.path} has type {kind}, which cannot be decoded"
+            facts = {"tensor": name, "type": kind}
+            raise Refusal("0.3", f"{message}; convert the model to f16 or q8_0", facts) from None
         return np.ascontiguousarray(values, dtype=np.float32).reshape(shape)
+
+    def _find(self, name: str) -> ReaderTensor:
+        if name not in self._tensors:
+            raise damaged(self.path, f"it has no tensor {name!r}", tensor=name)
+        return self._tensors[name]
+
+
+def _contents(field: ReaderField, path: Path) -> Value:
+    try:
+        return cast(Value, field.contents())
+    except UnicodeDecodeError as error:
+        # The parts of a field lie one behind the other; the first of these bytes is the culprit.
+        at = next(i for i in field.data if field.parts[i].tobytes() == error.object)
+        offset = field.offset + sum(part.nbytes for part in field.parts[:at])
+        message = f"the value of {field.name!r} at byte {offset} is no UTF-8"
+        raise damaged(path, message, offset=offset) from None
 
 
 def open_gguf(path: str | Path) -> GgufFile:
     """Map a GGUF file and read its header.
 
-    Refuses a path that is missing, no file, or unreadable; raises Damaged for bytes that are no
-    GGUF file or are cut short. Tensor data is not read here.
+    Refuses a path that is missing, no file, or unreadable, a big-endian file, and metadata of
+    arrays of arrays; raises Damaged for bytes that are no GGUF file or are cut short. Tensor data
+    is not read here.
     """
     path = Path(path)
     try:
@@ -107,12 +123,23 @@ def open_gguf(path: str | Path) -> GgufFile:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
                 raise damaged(path, "it is empty")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                check_gguf(data, path)
+        return GgufFile(path, _read(path))
     except OSError as error:
-        raise Refusal(
-            "0.2", f"{path} cannot be read: {error.strerror}", {"path": str(path)}
-        ) from None
-    return GgufFile(path, data, read_header(data, path))
+        message = f"{path} cannot be read: {error.strerror}"
+        raise Refusal("0.2", message, {"path": str(path)}) from None
+
+
+def _read(path: Path) -> GGUFReader:
+    from gguf.gguf_reader import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    except UnicodeDecodeError:
+        raise damaged(path, "a metadata key or tensor name is no UTF-8") from None
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise damaged(path, f"the gguf package cannot read it ({error!r})") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,13 @@ class Tokenizer:
         hidden = not special and self._vocabulary.types[token] in (CONTROL, UNKNOWN)
         return b"" if hidden else self._bytes[token]
 
+    def control_in(self, text: str) -> str | None:
+        """The first control token spelled in `text`, None where there is none."""
+        for token in self._special.encode(text, add_special_tokens=False).ids:
+            if self._vocabulary.types[token] == CONTROL:
+                return self._vocabulary.tokens[token]
+        return None
+
     def stream(self) -> Stream:
         """Decodes token by token."""
         return Stream(self)

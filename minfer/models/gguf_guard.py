@@ -1,0 +1,206 @@
+"""What is checked in a GGUF file before the `gguf` package reads it.
+
+GGUFReader trusts every count and length, so a damaged one can make it run or allocate without end.
+One walk over the file holds each of them against the bytes that are there, and steps over values.
+
+Layout (GGUF specification, versions 2 and 3, little-endian): magic, version, number of tensors,
+number of metadata pairs; the pairs (key, type, value); the tensor table (name, dimensions with the
+fastest first, type, offset into the data); padding; the data.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Container
+from pathlib import Path
+
+import numpy as np
+
+from minfer.errors import Damaged, Refusal
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_DIMS = 4
+MAX_ELEMENTS = 1 << 22  # over all arrays; GGUFReader makes objects of hundreds of bytes for each
+
+
+def damaged(path: Path, what: str, **facts: object) -> Damaged:
+    """The error for a file whose bytes cannot be what they claim to be."""
+    return Damaged(
+        "0.2", f"{path} is damaged: {what}; fetch the file again", {"path": str(path), **facts}
+    )
+
+
+def check_gguf(data: mmap.mmap, path: Path) -> None:
+    """Walk through the header of the mapped file `data`, up to the extents of the tensors.
+
+    Raises Damaged for bytes that are no GGUF header or do not fit the file, and Refusal for a
+    big-endian file and for arrays of arrays. Values of metadata are not looked at.
+    """
+    walk = _Walk(data, path)
+    _check_version(walk)
+    n_tensors = walk.count(32, "tensors")  # name length, dimensions, one dimension, type, offset
+    n_pairs = walk.count(13, "metadata pairs")  # key length, type, one byte of value
+    _check_tensors(walk, n_tensors, _check_metadata(walk, n_pairs))
+
+
+class _Walk:
+    """A position that never leaves the file."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data, self.path = data, path
+        self.offset = 0
+
+    def skip(self, n_bytes: int, what: str) -> int:
+        """Step over `n_bytes` and return where they start."""
+        start, size = self.offset, len(self.data)
+        if start + n_bytes > size:
+            message = f"{what} at byte {start} needs {n_bytes} bytes, but the file ends at byte"
+            raise damaged(self.path, f"{message} {size}", offset=start, size=size)
+        self.offset += n_bytes
+        return start
+
+    def integer(self, code: str, what: str) -> int:
+        """An unsigned integer: `I` of 4 bytes or `Q` of 8."""
+        start = self.skip(struct.calcsize(code), what)
+        return int(struct.unpack_from(f"<{code}", self.data, start)[0])
+
+    def string(self, what: str) -> int:
+        """Step over a string and return where its bytes start."""
+        return self.skip(self.integer("Q", f"the length of {what}"), what)
+
+    def name(self, what: str, taken: Container[str]) -> str:
+        """A string that is not in `taken`. GGUFReader refuses what is no UTF-8."""
+        start = self.string(f"a {what}")
+        name = self.data[start : self.offset].decode("utf-8", "replace")
+        if name in taken:
+            raise damaged(self.path, f"{what} {name!r} appears twice", name=name)
+        return name
+
+    def count(self, item_bytes: int, what: str) -> int:
+        """A number of items of at least `item_bytes` each, which the rest of the file can hold."""
+        n = self.integer("Q", f"the number of {what}")
+        rest = len(self.data) - self.offset
+        if n * item_bytes > rest:
+            message = f"it claims {n} {what}, but only {rest} bytes follow"
+            raise damaged(self.path, message, count=n, rest=rest)
+        return n
+
+
+def _check_version(walk: _Walk) -> None:
+    if walk.data[: len(MAGIC)] != MAGIC[: len(walk.data)]:
+        raise Damaged(
+            "0.2",
+            f"{walk.path} is no GGUF file: it starts with {bytes(walk.data[:4])!r} instead of "
+            f"{MAGIC!r}; name a .gguf file",
+            {"path": str(walk.path)},
+        )
+    walk.skip(len(MAGIC), "the magic")
+    version = walk.integer("I", "the version")
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+        raise Refusal(
+            "0.2",
+            f"{walk.path} is a big-endian GGUF file and only little-endian ones are read; "
+            "convert the model again as little-endian",
+            {"path": str(walk.path)},
+        )
+    if version not in VERSIONS:
+        message = f"GGUF version {version} is none of {list(VERSIONS)}"
+        raise damaged(walk.path, message, version=version)
+
+
+def _check_metadata(walk: _Walk, n_pairs: int) -> int:
+    """Step over the pairs; returns the alignment of the tensors."""
+    keys: set[str] = set()
+    alignment, n_items = 32, 0
+    for _ in range(n_pairs):
+        key = walk.name("metadata key", keys)
+        keys.add(key)
+        kind, n = _value_type(walk, key), 1
+        if kind == "ARRAY":
+            kind = _value_type(walk, key)
+            if kind == "ARRAY":
+                raise Refusal(
+                    "0.3",
+                    f"{walk.path} sets {key!r} to an array of arrays, which the gguf package "
+                    "flattens; use a model without it",
+                    {"path": str(walk.path), "key": key},
+                )
+            n = walk.count(_width(kind), f"items of {key!r}")
+            n_items += n
+        if n_items > MAX_ELEMENTS:
+            message = f"{key!r} brings the metadata to {n_items} array items"
+            raise damaged(walk.path, f"{message}, more than {MAX_ELEMENTS}", key=key)
+        _skip_values(walk, key, kind, n)
+        if key == "general.alignment" and kind == "UINT32":
+            alignment = int.from_bytes(walk.data[walk.offset - 4 : walk.offset], "little")
+            if alignment < 8 or alignment & (alignment - 1):
+                message = f"general.alignment {alignment} is no power of two from 8 on"
+                raise damaged(walk.path, message)
+    return alignment
+
+
+def _value_type(walk: _Walk, key: str) -> str:
+    from gguf.constants import GGUFValueType
+
+    raw = walk.integer("I", f"the type of {key!r}")
+    if raw not in list(GGUFValueType):
+        raise damaged(walk.path, f"{key!r} has the unknown value type {raw}", key=key)
+    return GGUFValueType(raw).name
+
+
+def _width(kind: str) -> int:
+    """Bytes of a value, for a string the least; numpy has the names of the numeric types."""
+    return 8 if kind == "STRING" else np.dtype(kind.lower()).itemsize
+
+
+def _skip_values(walk: _Walk, key: str, kind: str, n: int) -> None:
+    what = f"the value of {key!r}"
+    if kind != "STRING":
+        walk.skip(n * _width(kind), what)
+        return
+    for _ in range(n):
+        walk.string(what)
+
+
+def _check_tensors(walk: _Walk, n_tensors: int, alignment: int) -> None:
+    """Every row of the table is sound, every tensor inside the file, and no two overlap."""
+    extents: dict[str, tuple[int, int]] = {}
+    for _ in range(n_tensors):
+        name = walk.name("tensor name", extents)
+        extents[name] = _tensor_row(walk, name, alignment)
+    data_start = -(-walk.offset // alignment) * alignment
+    size, end, last = len(walk.data), 0, ""
+    for name, (offset, n_bytes) in sorted(extents.items(), key=lambda item: item[1]):
+        start = data_start + offset
+        if start < end:
+            raise damaged(walk.path, f"tensors {last!r} and {name!r} overlap", tensor=name)
+        end, last = start + n_bytes, name
+        if end > size:
+            message = f"tensor {name!r} ends at byte {end}, but the file ends at byte {size}"
+            raise damaged(walk.path, message, tensor=name, end=end, size=size)
+
+
+def _tensor_row(walk: _Walk, name: str, alignment: int) -> tuple[int, int]:
+    """Offset into the data, and bytes."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    what, wrong = f"the table entry of tensor {name!r}", ""
+    n_dims = walk.integer("I", what)
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise damaged(walk.path, f"tensor {name!r} has {n_dims} dimensions", tensor=name)
+    shape = [walk.integer("Q", what) for _ in range(n_dims)][::-1]
+    raw_type, offset = walk.integer("I", what), walk.integer("Q", what)
+    if raw_type not in list(GGMLQuantizationType):
+        raise damaged(walk.path, f"tensor {name!r} has the unknown type {raw_type}", tensor=name)
+    kind = GGMLQuantizationType(raw_type)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if 0 in shape or shape[-1] % block:
+        wrong = f"of type {kind.name} cannot have the shape {shape}: rows come in blocks of {block}"
+    elif offset % alignment:
+        wrong = f"lies at offset {offset}, no multiple of {alignment}"
+    if wrong:
+        raise damaged(walk.path, f"tensor {name!r} {wrong}", tensor=name)
+    return offset, math.prod(shape) // block * block_bytes

@@ -1,0 +1,49 @@
+"""What a load needs against what is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minfer import memory
+from minfer.errors import Refusal
+
+MIB = 1 << 20
+
+
+def test_a_load_that_fits_passes_and_one_that_does_not_is_refused() -> None:
+    needs = {"weights": 100 * MIB, "KV cache": 50 * MIB}
+    memory.require(needs, free=214 * MIB)  # 64 MiB of headroom
+    with pytest.raises(Refusal) as refused:
+        memory.require(needs, free=214 * MIB - 1)
+    text = str(refused.value)
+    assert "needs 214.0 MiB (weights 100.0 MiB, KV cache 50.0 MiB), 214.0 MiB free" in text
+    assert refused.value.facts["needs"] == 214 * MIB
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
+)
+def test_human(n: int, text: str) -> None:
+    assert memory.human(n) == text
+
+
+def group(folder: Path, limit: str, used: int, cached: int) -> None:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n")
+
+
+def test_the_limit_of_a_control_group_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    whole = memory.free_bytes()
+    assert whole > 100 * MIB
+    group(tmp_path, str(10 * MIB), 4 * MIB, MIB)
+    assert memory.free_bytes() == 7 * MIB
+    group(tmp_path, str(10 * MIB), 40 * MIB, 0)
+    assert memory.free_bytes() == 0
+    group(tmp_path, "max", 4 * MIB, MIB)
+    assert memory.free_bytes() > 100 * MIB
