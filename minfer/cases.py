@@ -160,7 +160,7 @@ def cut(rng: np.random.Generator, length: int, pieces: int) -> list[int]:
     pieces = min(pieces, length)
     if pieces == 1:
         return [length]
-    inner = rng.choice(np.arange(2, length), pieces - 2, replace=False) if pieces > 2 else []
+    inner = rng.choice(np.arange(2, length), pieces - 2, replace=False)
     borders = [0, 1, *sorted(int(b) for b in inner), length]
     return [b - a for a, b in itertools.pairwise(borders)]
 

@@ -24,7 +24,8 @@ from minfer.graph.run import execute, fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
 from minfer.kv.store import KvStore
 from minfer.models import chat_template, gguf, llama
-from minfer.models.gguf import GgufFile, Hyperparameters
+from minfer.models.gguf import GgufFile
+from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.sampling import greedy
 from minfer.models.tokenizer import Tokenizer
 from minfer.models.weights import decode_weights, decoded_bytes

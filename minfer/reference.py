@@ -211,7 +211,8 @@ def attn_window(
 ) -> Doubles:
     """q [n_q, n_head, d] against cells [0, pos], or [lo, hi) of `span` [n_q, 2], per query."""
     runs = runs_of(positions, span)
-    return attention(q, k, v, positions, runs, fmt=fmt, scale=scale, width=width)
+    out: Doubles = attention(q, k, v, positions, runs, fmt=fmt, scale=scale, width=width)
+    return out
 
 
 def attn_map(
@@ -228,7 +229,8 @@ def attn_map(
     config: Config = None,
 ) -> Doubles:
     """q [n_q, n_head, d] against the (cell, length) runs [n_q, 4, 2] of each query."""
-    return attention(q, k, v, positions, runs, fmt=fmt, scale=scale, width=width)
+    out: Doubles = attention(q, k, v, positions, runs, fmt=fmt, scale=scale, width=width)
+    return out
 
 
 def runs_of(positions: Ints, span: Ints | None) -> Ints:

@@ -222,11 +222,9 @@ def _bad_windows(window: Span | Runs, positions: Int32, n_cells: int) -> NDArray
     """Which queries read outside the arena, read nothing, or see past their position."""
     array = window.array.astype(np.int64)
     if isinstance(window, Span):
-        lo, hi = array[:, 0], array[:, 1]
-        outside = np.asarray((lo < 0) | (hi > n_cells))
-        seen = hi - lo
+        first, end = array[:, :1], array[:, 1:]
     else:
-        cell, length = array[..., 0], array[..., 1]
-        outside = ((cell < 0) | (length < 0) | (cell + length > n_cells)).any(axis=1)
-        seen = length.sum(axis=1)
+        first, end = array[..., 0], array[..., 0] + array[..., 1]
+    outside = ((first < 0) | (end < first) | (end > n_cells)).any(axis=1)
+    seen = (end - first).sum(axis=1)
     return np.asarray(outside | (seen < 1) | (seen > positions + 1))

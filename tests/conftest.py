@@ -11,6 +11,8 @@ from tiny_models import write_tiny_gguf
 from minfer import settings
 from minfer.pull import model_path
 
+pytest.register_assert_rewrite("cell_tables", "stores")  # their assertions show values too
+
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,7 +12,8 @@ from tiny_models import Tiny, halve, interleave, tiny_metadata, tiny_weights, wr
 
 from minfer.errors import Damaged, Refusal
 from minfer.models import gguf_guard
-from minfer.models.gguf import GgufFile, Hyperparameters, open_gguf
+from minfer.models.gguf import GgufFile, open_gguf
+from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.tokenizer import Tokenizer
 
 U8, U32, F32, STRING, ARRAY, U64 = 0, 4, 6, 8, 9, 10  # GGUF value types
@@ -171,6 +172,8 @@ def test_alignment_is_obeyed(tmp_path: Path) -> None:
     head += bytes(-len(head) % 64)
     file = opened(tmp_path, head + struct.pack("<ff", 3.0, 4.0))
     assert file.tensor("w").tolist() == [3.0, 4.0]
+    with pytest.raises(Damaged, match="'w' ends at byte 136, but the file ends at byte 135"):
+        opened(tmp_path, head + bytes(7))
 
 
 def test_halve_undoes_interleave() -> None:
@@ -207,6 +210,10 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
         raw_gguf((pair("k", ARRAY, struct.pack("<IQ", STRING, 2**40)),)),
         "claims 1099511627776 items of 'k'",
     ),
+    "array of texts without lengths": (
+        raw_gguf((pair("k", ARRAY, struct.pack("<IQ", STRING, 2)),)),
+        "claims 2 items of 'k', but only 15 bytes follow",
+    ),
     "array of texts cut": (
         raw_gguf((pair("k", ARRAY, struct.pack("<IQ", STRING, 1) + text("x" * 50)),))[:90],
         "the value of 'k' at byte 57 needs 50 bytes, but the file ends at byte 90",
@@ -222,6 +229,14 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "alignment": (
         raw_gguf((pair("general.alignment", U32, struct.pack("<I", 48)),)),
         "general.alignment 48 is no power of two",
+    ),
+    "alignment of zero": (
+        raw_gguf((pair("general.alignment", U32, struct.pack("<I", 0)),)),
+        "general.alignment 0 is no power of two from 8 on",
+    ),
+    "alignment below 8": (
+        raw_gguf((pair("general.alignment", U32, struct.pack("<I", 4)),)),
+        "general.alignment 4 is no power of two from 8 on",
     ),
     "alignment type": (
         raw_gguf((pair("general.alignment", STRING, text("32")),)),

@@ -10,7 +10,8 @@ import pytest
 from tiny_models import Tiny, tiny_metadata, write_tiny_gguf
 
 from minfer.errors import Damaged, Refusal
-from minfer.models.gguf import Hyperparameters, open_gguf
+from minfer.models.gguf import open_gguf
+from minfer.models.hyperparameters import Hyperparameters
 
 
 def read(tmp_path: Path, metadata: dict[str, Any] | None = None, **sizes: Any) -> Hyperparameters:

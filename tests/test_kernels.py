@@ -15,7 +15,7 @@ import pytest
 from minfer import cases, reference, registry
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
-from minfer.kernels_numba import _call, _heads, _panels, _query
+from minfer.kernels_numba import _call, _heads, _panels, _query, _softmax
 from minfer.kernels_numba._ir import address
 from minfer.ops import DECODE, Variant
 from minfer.window import PARTITION
@@ -71,7 +71,7 @@ def test_attention_stays_within_the_error_of_float32(
     out = launch(variant, inputs)
     assert out.dtype == np.float32 and out.shape == inputs.q.shape
     rounded = reference.round_query(inputs.q, variant.numerics(fmt).query)
-    runs = inputs.window.array
+    runs: Any = inputs.window.array
     if inputs.op == "attn_window":
         runs = reference.runs_of(inputs.positions, runs)
     tensors = (inputs.k, inputs.v, inputs.positions, runs)
@@ -209,6 +209,52 @@ def test_flash_scores_have_the_bits_of_dot_q8_0() -> None:
 
     run(cells, cells.shape[1], packed, packed.shape[1], panel, out)
     assert np.array_equal(out[:, :32], expected_scores(queries, keys))
+
+
+# -- partitions and their tree (contract 6.3c) ----------------------------------------------------
+
+
+def joined(states: Any, acc: Any, first: int, begin: int, size: int) -> int | None:
+    """Join partitions of the aligned group [begin, begin + size); row that holds the result."""
+    last = first + len(states) - 1
+    if begin > last or begin + size <= first:
+        return None
+    if size == 1:
+        return begin - first
+    half = size // 2
+    a, b = (joined(states, acc, first, at, half) for at in (begin, begin + half))
+    if a is not None and b is not None:
+        _softmax.join(states[a, 0], acc[a, 0], states[b, 0], acc[b, 0])
+    return b if a is None else a
+
+
+@pytest.mark.parametrize(("first", "n"), [(0, 1), (0, 5), (1, 1), (1, 2), (3, 7), (6, 11), (15, 2)])
+def test_partitions_join_in_one_tree_over_aligned_groups(first: int, n: int) -> None:
+    rng = np.random.default_rng(n)
+    states = rng.uniform(0.5, 3, (n, 1, 2)).astype(np.float32)
+    acc = rng.standard_normal((n, 1, 24)).astype(np.float32)
+    expected_states, expected = states.copy(), acc.copy()
+    assert joined(expected_states, expected, first, 0, 32) == 0
+    _softmax.join_partitions(states, acc, 0, first, first + n - 1)
+    assert np.array_equal(states[0], expected_states[0])
+    assert np.array_equal(acc[0], expected[0])
+
+
+@pytest.mark.parametrize(("first", "n", "width"), [(0, 300, 0), (1270, 40, 0), (2550, 30, 700)])
+def test_split_and_flash_agree_to_the_bit_on_q8_0(first: int, n: int, width: int) -> None:
+    """Their q8_0 scores have equal bits, so equal partitions and trees give equal rows."""
+    case = cases.Case("both", DECODE, (6, 2), 64, ((first, n),), cases.RUNS, 4, width=width)
+    inputs = cases.make(case, KvFormat.Q8_0)
+    _, k, v, *_ = inputs.tensors(1)
+    tiles = np.array([[0, n - 13], [n - 13, 13]], np.int32)
+    outs = [
+        find("attn_map", name).launch(
+            inputs.q, k, v, inputs.positions, inputs.window.array, tiles,
+            **inputs.scalars, config=config(find("attn_map", name)),
+        )
+        for name in ("split", "flash")
+    ]  # fmt: skip
+    assert np.array_equal(outs[0].view(np.int32), outs[1].view(np.int32))
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tiny_models import transformers_name
 from minfer import Batch, Engine, settings
 from minfer.format import KvFormat
 from minfer.models import gguf
-from minfer.models.gguf import Hyperparameters
+from minfer.models.hyperparameters import Hyperparameters
 from minfer.pull import pull
 
 pytestmark = pytest.mark.model

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minfer.models.gguf import Hyperparameters, open_gguf
+from minfer.models.gguf import open_gguf
+from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.vocabulary import byte_alphabet
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -17,6 +17,7 @@ from minfer import window
 from minfer.errors import Refusal
 from minfer.format import BLOCK, KvFormat, Region
 from minfer.kernels_numba._gather import Dims
+from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rows import head_bytes
 from minfer.window import PARTITION, Causal, Int32, Span, Window
 
@@ -115,7 +116,8 @@ def _integers(array: Any, name: str) -> Int32:
         raise Refusal(
             "2.2", f"{name} must be int32, not {array.dtype}", {"dtype": str(array.dtype)}
         )
-    return _owned(array, np.int32)
+    owned: Int32 = _owned(array, np.int32)
+    return owned
 
 
 def _owned(array: Any, dtype: Any) -> Any:
@@ -165,22 +167,37 @@ def _check_region(region: Region, fmt: KvFormat, other: Region) -> None:
         )
 
 
+@kernel
+def _lay_out(positions, runs, width):
+    """Firsts, slots and owners of a plan."""
+    n_q = positions.shape[0]
+    firsts, slots, total = np.empty(n_q, np.int64), np.empty(n_q, np.int64), 0
+    for query in range(n_q):
+        length = np.int64(0)
+        for r in range(runs.shape[1]):
+            length += runs[query, r, 1]
+        end = np.int64(positions[query]) + 1
+        firsts[query] = max(end - length, end - width) if width else end - length
+        slots[query] = total
+        total += (end - 1) // PARTITION - firsts[query] // PARTITION + 1
+    owners, query = np.empty(total, np.int64), 0
+    for slot in range(total):
+        if query + 1 < n_q and slots[query + 1] == slot:
+            query += 1
+        owners[slot] = query
+    return firsts, slots, owners
+
+
 def _plan(positions: Int32, windows: Window, width: int) -> Plan:
-    wide = positions.astype(np.int64)
     if isinstance(windows, Causal):
-        runs = np.zeros((len(wide), 1, 2), np.int32)
+        runs = np.zeros((len(positions), 1, 2), np.int32)
         runs[:, 0, 1] = positions + 1
     elif isinstance(windows, Span):
         runs = windows.array[:, None].copy()
         runs[:, 0, 1] -= runs[:, 0, 0]
     else:
         runs = windows.array
-    firsts = wide + 1 - runs[:, :, 1].sum(axis=1, dtype=np.int64)
-    if width:
-        firsts = np.maximum(firsts, wide + 1 - width)
-    parts = wide // PARTITION - firsts // PARTITION + 1
-    slots = np.cumsum(parts) - parts
-    return Plan(wide, runs, firsts, slots, np.repeat(np.arange(len(wide)), parts))
+    return Plan(positions.astype(np.int64), runs, *_lay_out(positions, runs, width))
 
 
 def check_tiles(tiles: Int32, plan: Plan) -> Int64:

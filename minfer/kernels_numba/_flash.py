@@ -39,7 +39,7 @@ class Tile(NamedTuple):
     """Consecutive queries of one sequence."""
 
     first: int
-    count: int
+    n: int
 
 
 class Scratch(NamedTuple):
@@ -53,47 +53,50 @@ class Scratch(NamedTuple):
     acc: Any  # float32 [depth, rows, d]
     stage: Any  # uint8, one head's rows of a tile that is not in one piece
     segments: Any  # int64 [n, 3]
+    bounds: Any  # int64 [rows / ROWS, 2]
 
 
 @kernel
-def _group_bounds(tile, group, rows, start, plan):
-    """First and last key + 1, from `start`, that the `ROWS` rows from `rows` on see."""
-    first = tile.first + rows // group
-    last = tile.first + min((rows + ROWS - 1) // group, tile.count - 1)
-    lo = max(plan.firsts[first] - start, 0)
-    return lo, min(plan.positions[last] + 1 - start, PARTITION)
+def _see(tile, group, start, plan, bounds):
+    """bounds[i]: keys [lo, hi), counted from `start`, that row group i sees of a partition."""
+    for i in range((tile.n * group + ROWS - 1) // ROWS):
+        first = tile.first + i * ROWS // group
+        last = tile.first + min((i * ROWS + ROWS - 1) // group, tile.n - 1)
+        bounds[i, 0] = max(plan.firsts[first] - start, 0)
+        bounds[i, 1] = min(plan.positions[last] + 1 - start, PARTITION)
 
 
 @kernel
-def _softmax_rows(tile, group, start, plan, weights, states):
+def _softmax_rows(tile, group, start, plan, bounds, weights, states):
     """Softmax of every row of the tile over one partition; rows that see none of it: l = 0."""
-    for row in range(tile.count * group):
-        lo, hi = _group_bounds(tile, group, row // ROWS * ROWS, start, plan)
-        query = tile.first + row // group
-        own_lo = max(plan.firsts[query] - start, 0)
-        own_hi = min(plan.positions[query] + 1 - start, PARTITION)
-        at, state = address(weights) + row * WEIGHT_STRIDE, address(states) + 8 * row
-        if own_lo < own_hi:
-            softmax_row(at, lo // TILE, (hi + TILE - 1) // TILE, own_lo, own_hi, state)
-        else:
-            states[row, 0], states[row, 1] = -np.inf, 0
-            zero_bytes(at, WEIGHT_STRIDE)
+    row = 0
+    for query in range(tile.first, tile.first + tile.n):
+        lo = max(plan.firsts[query] - start, 0)
+        hi = min(plan.positions[query] + 1 - start, PARTITION)
+        for _ in range(group):
+            at, seen = address(weights) + row * WEIGHT_STRIDE, bounds[row // ROWS]
+            if lo < hi:  # weights are read as far as any row of the group sees
+                begin, end = seen[0] // TILE, (seen[1] + TILE - 1) // TILE
+                softmax_row(at, begin, end, lo, hi, address(states) + 8 * row)
+            else:
+                states[row, 0], states[row, 1] = -np.inf, 0
+                zero_bytes(at, WEIGHT_STRIDE)
+            row += 1
 
 
 @kernel
-def _add_rows(tile, group, d, start, plan, weights, table, n, values, stride, acc):
+def _add_rows(n_groups, d, start, bounds, weights, table, n, values, stride, acc):
     """Weights times values: keys in order, in stretches that lie in consecutive rows."""
     for s in range(n):
         first, source = table[s, 0], table[s, 1]
         for begin in range(first, first + table[s, 2], VALUE_BLOCK):
             end = min(begin + VALUE_BLOCK, first + table[s, 2])
-            for rows in range(0, tile.count * group, ROWS):
-                lo, hi = _group_bounds(tile, group, rows, start, plan)
-                a, b = max(begin - start, lo), min(end - start, hi)
+            for i in range(n_groups):
+                a, b = max(begin - start, bounds[i, 0]), min(end - start, bounds[i, 1])
                 if a < b:
                     row = values + (source + start + a - first) * stride
-                    at = address(weights) + rows * WEIGHT_STRIDE + 4 * a
-                    add_values(at, b - a, row, stride, address(acc) + 4 * rows * d, d)
+                    at = address(weights) + i * ROWS * WEIGHT_STRIDE + 4 * a
+                    add_values(at, b - a, row, stride, address(acc) + 4 * i * ROWS * d, d)
 
 
 @kernel
@@ -130,67 +133,65 @@ def _tile_kernel(fmt: KvFormat) -> Any:
     @kernel(key=fmt.value)
     def take_queries(tile, dims, kv, q, rows, q_bytes):
         group, d = dims.n_head // dims.n_head_kv, dims.head_dim
-        for row in range(tile.count * group):
+        for row in range(tile.n * group):
             query, head = tile.first + row // group, kv * group + row % group
             source = address(q) + 4 * d * (query * dims.n_head + head)
             if packs_query:
                 pack_row(source, address(rows) + row * q_bytes, d)
             else:
                 copy_bytes(source, address(rows) + row * q_bytes, q_bytes)
-        used = tile.count * group
+        used = tile.n * group
         unused = (used + ROWS - 1) // ROWS * ROWS - used
         zero_bytes(address(rows) + used * q_bytes, unused * q_bytes)
 
     @kernel(key=fmt.value)
-    def scores(tile, args, k, start, lo, hi, n, mine):
-        dims, plan, table, q_bytes = args.dims, args.plan, mine.segments, args.q_bytes
-        group, d = dims.n_head // dims.n_head_kv, dims.head_dim
-        panels, width = address(mine.panels), d * panel_width // 32
+    def scores(n_groups, args, k, start, lo, hi, n, mine):
+        dims, d, q_bytes = args.dims, args.dims.head_dim, args.q_bytes
+        panels, width, stage = address(mine.panels), d * panel_width // 32, address(mine.stage)
         for at in range((lo - start) // TILE * TILE, hi - start, TILE):
             row, stride = gather_tile(
-                table, n, start + at, k, dims.row_bytes, dims.head_bytes, address(mine.stage)
+                mine.segments, n, start + at, k, dims.row_bytes, dims.head_bytes, stage
             )
             pack(row, stride, panels + at // keys * width + at % keys * 4, d)
         for at in range((lo - start) // keys * keys, hi - start, keys):
-            for rows in range(0, tile.count * group, ROWS):
-                first, last = _group_bounds(tile, group, rows, start, plan)
-                if first < at + keys and at < last:
-                    query = address(mine.queries) + rows * q_bytes
-                    out = address(mine.weights) + rows * WEIGHT_STRIDE + 4 * at
-                    score(query, q_bytes, d, panels + at // keys * width, out, args.scale)
+            panel = panels + at // keys * width
+            for i in range(n_groups):
+                if mine.bounds[i, 0] < at + keys and at < mine.bounds[i, 1]:
+                    query = address(mine.queries) + i * ROWS * q_bytes
+                    out = address(mine.weights) + i * ROWS * WEIGHT_STRIDE + 4 * at
+                    score(query, q_bytes, d, panel, out, args.scale)
 
     @kernel(key=fmt.value)
-    def values(tile, args, v, start, lo, hi, n, mine, acc):
-        dims, plan, table = args.dims, args.plan, mine.segments
-        group, d = dims.n_head // dims.n_head_kv, dims.head_dim
+    def values(n_groups, args, v, start, lo, hi, n, mine, acc):
+        d, table, row_bytes = args.dims.head_dim, mine.segments, args.dims.row_bytes
         if in_place:
-            stride = dims.row_bytes
-            _add_rows(tile, group, d, start, plan, mine.weights, table, n, v, stride, acc)
+            _add_rows(n_groups, d, start, mine.bounds, mine.weights, table, n, v, row_bytes, acc)
             return
+        source = address(mine.values)
         for s in range(n):
             for i in range(table[s, 2]):
-                target = address(mine.values) + 4 * d * (table[s, 0] + i - lo)
-                load(v + (table[s, 1] + i) * dims.row_bytes, target, d)
+                load(v + (table[s, 1] + i) * row_bytes, source + 4 * d * (table[s, 0] + i - lo), d)
         table[0, 0], table[0, 1], table[0, 2] = lo, 0, hi - lo
-        source = address(mine.values)
-        _add_rows(tile, group, d, start, plan, mine.weights, table, 1, source, 4 * d, acc)
+        _add_rows(n_groups, d, start, mine.bounds, mine.weights, table, 1, source, 4 * d, acc)
 
     @kernel(key=fmt.value)
     def attend(tile, kv, args, mine):
         dims, plan, offset = args.dims, args.plan, kv * args.dims.head_bytes
         group = dims.n_head // dims.n_head_kv
-        n_rows, pos = tile.count * group, plan.positions[tile.first]
-        begin, end = plan.firsts[tile.first], pos + tile.count
+        n_rows, pos = tile.n * group, plan.positions[tile.first]
+        n_groups = (n_rows + ROWS - 1) // ROWS
+        begin, end = plan.firsts[tile.first], pos + tile.n
         take_queries(tile, dims, kv, args.q, mine.queries, args.q_bytes)
         depth = _absent(begin // PARTITION, mine.states)
         for part in range(begin // PARTITION, (end + PARTITION - 1) // PARTITION):
             start, states, acc = part * PARTITION, mine.states[depth], mine.acc[depth]
             lo, hi = max(begin, start), min(end, start + PARTITION)
             n = segments(plan.runs, tile.first, pos, lo, hi, mine.segments)
-            scores(tile, args, args.k + offset, start, lo, hi, n, mine)
-            _softmax_rows(tile, group, start, plan, mine.weights, states)
+            _see(tile, group, start, plan, mine.bounds)
+            scores(n_groups, args, args.k + offset, start, lo, hi, n, mine)
+            _softmax_rows(tile, group, start, plan, mine.bounds, mine.weights, states)
             zero_bytes(address(acc), 4 * acc.size)
-            values(tile, args, args.v + offset, start, lo, hi, n, mine, acc)
+            values(n_groups, args, args.v + offset, start, lo, hi, n, mine, acc)
             bits = part
             while bits & 1:
                 _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows)
@@ -232,6 +233,7 @@ def _flash_worker(fmt: KvFormat) -> Worker:
         mine = Scratch(
             all_of.queries[t], all_of.panels[t], all_of.values[t], all_of.weights[t],
             all_of.states[t], all_of.acc[t], all_of.stage[t], all_of.segments[t],
+            all_of.bounds[t],
         )  # fmt: skip
         done, item = 0, fetch_add(address(args.counter))
         while item < tiles.shape[0] * dims.n_head_kv:
@@ -285,4 +287,5 @@ def _scratch(call: Call, n: int, block_m: int) -> Scratch:
         acc=np.empty((n, depth, rows, d), np.float32),
         stage=np.empty((n, TILE * dims.head_bytes), np.uint8),
         segments=np.empty((n, KV_MAP_MAX_SPANS + block_m, 3), np.int64),
+        bounds=np.empty((n, rows // ROWS, 2), np.int64),
     )

@@ -20,8 +20,7 @@ from minfer.kernels_numba._ir import I64
 from minfer.kernels_numba._jit import granted, kernel, launch
 
 
-@intrinsic  # type: ignore[misc]
-def _on_stack(_typing_context: Any, args: Any) -> Any:
+def _emit_on_stack(_typing_context: Any, args: Any) -> Any:
     """Address of a copy of `args` that lives as long as the calling function runs."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -32,8 +31,7 @@ def _on_stack(_typing_context: Any, args: Any) -> Any:
     return types.intp(args), codegen
 
 
-@intrinsic  # type: ignore[misc]
-def read(_typing_context: Any, pointer: Any) -> Any:
+def _emit_read(_typing_context: Any, pointer: Any) -> Any:
     """The tuple a worker's argument points to."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -46,8 +44,7 @@ def read(_typing_context: Any, pointer: Any) -> Any:
     return pointer.dtype(pointer), codegen
 
 
-@intrinsic  # type: ignore[misc]
-def _call(_typing_context: Any, worker: Any, t: Any, n_threads: Any, args: Any) -> Any:
+def _emit_call(_typing_context: Any, worker: Any, t: Any, n_threads: Any, args: Any) -> Any:
     """worker(t, n_threads, address of args) -> intp, by the address of its code."""
 
     def codegen(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -61,6 +58,11 @@ def _call(_typing_context: Any, worker: Any, t: Any, n_threads: Any, args: Any) 
         return result
 
     return types.intp(types.intp, types.intp, types.intp, types.intp), codegen
+
+
+_on_stack: Any = intrinsic(_emit_on_stack)
+read: Any = intrinsic(_emit_read)
+_call: Any = intrinsic(_emit_call)
 
 
 @kernel(parallel=True)

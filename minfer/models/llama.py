@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minfer.graph.builder import GraphBuilder, Value
-from minfer.models.gguf import Hyperparameters
+from minfer.models.hyperparameters import Hyperparameters
 
 
 def forward(

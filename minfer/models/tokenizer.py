@@ -89,7 +89,7 @@ class Tokenizer:
         """The first control token spelled in `text`, None where there is none."""
         for token in self._special.encode(text, add_special_tokens=False).ids:
             if self._vocabulary.types[token] == CONTROL:
-                return self._vocabulary.tokens[token]
+                return str(self._vocabulary.tokens[token])
         return None
 
     def stream(self) -> Stream:

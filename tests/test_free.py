@@ -1,0 +1,42 @@
+"""The free list of the cell store."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minfer.kv.free import FreeCells
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.randoms(use_true_random=False))
+def test_first_fit_agrees_with_a_scan(n_cells: int, rng: random.Random) -> None:
+    free, owned = FreeCells(n_cells), [False] * n_cells
+    held: list[tuple[int, int]] = []
+    for _ in range(60):
+        n = rng.randint(1, max(1, n_cells // 3))
+        fits = [c for c in range(n_cells - n + 1) if not any(owned[c : c + n])]
+        assert free.first_fit(n) == (fits[0] if fits else None)
+        if fits and rng.random() < 0.6:
+            free.take(fits[0], n)
+            held.append((fits[0], n))
+            owned[fits[0] : fits[0] + n] = [True] * n
+        elif held:
+            start, n = held.pop(rng.randrange(len(held)))
+            free.give(start, n)
+            owned[start : start + n] = [False] * n
+        edges = [c for c in range(n_cells) if not owned[c] and (c == 0 or owned[c - 1])]
+        assert [start for start, _ in free.runs()] == edges
+        assert free.cells == owned.count(False)
+        assert free.largest == max((n for _, n in free.runs()), default=0)
+
+
+def test_taking_cells_that_are_not_free_is_a_bug() -> None:
+    free = FreeCells(8)
+    free.take(0, 4)
+    for start, n in ((0, 1), (5, 1), (4, 5)):
+        with pytest.raises(AssertionError, match="do not begin a free run"):
+            free.take(start, n)

@@ -1,0 +1,1 @@
+"""Measuring minfer. Nothing in `minfer` imports this package."""

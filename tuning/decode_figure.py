@@ -1,0 +1,180 @@
+"""Draw docs/images/decode.png: one decode query over a growing cache, in three formats.
+
+    python -m tuning.decode_figure [--out docs/images/decode.png] [--json]
+
+Every point is checked against the f32 kernel before it is timed, then all formats are timed in
+interleaved rounds. Caches rotate over more bytes than the last-level cache holds, so that the
+floor (bytes of the window over the measured read rate) is a fair one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minfer.format import KvFormat, Region
+from minfer.functional import attention
+from minfer.kernels_numba import empty_region
+from minfer.registry import select
+from minfer.window import Span
+
+N_HEAD, N_HEAD_KV, HEAD_DIM = 32, 8, 128
+CELLS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+ROTATE_BYTES = 128 << 20
+ROUNDS = 15
+TOLERANCE = {KvFormat.F32: 1e-5, KvFormat.F16: 2e-3, KvFormat.Q8_0: 3e-2}
+
+
+def filled(fmt: KvFormat, rows: np.ndarray[Any, Any]) -> Region:
+    """A region of `fmt` that holds float32 rows [n, n_head_kv, d]."""
+    store = select("store_cells", fmt=fmt)
+    cells = np.arange(len(rows), dtype=np.int32)
+    region: Region = store.launch(
+        empty_region(fmt, len(rows), N_HEAD_KV, HEAD_DIM),
+        rows,
+        cells,
+        fmt=fmt,
+        config=store.config,
+    )
+    return region
+
+
+def read_rate() -> float:
+    """Bytes a second that all cores read from memory together, by a sum over 512 MiB."""
+    words = np.ones(64 << 20, np.float64)
+    matvec = select("matvec", config={"threads": len(os.sched_getaffinity(0))})
+    weight, x = words.view(np.float32).reshape(-1, 4096), np.ones((1, 4096), np.float32)
+    best = min(timed(lambda: matvec.launch(weight, x, config=matvec.config)) for _ in range(7))
+    return words.nbytes / best
+
+
+def timed(call: Any) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure(n: int) -> dict[str, dict[str, float]]:
+    """Median and quartiles in ms of one query over n cells, for each format."""
+    rng = np.random.default_rng(n)
+    q = rng.standard_normal((1, N_HEAD, HEAD_DIM), dtype=np.float32)
+    k, v = rng.standard_normal((2, n, N_HEAD_KV, HEAD_DIM), dtype=np.float32)
+    span = Span(np.array([[0, n]], np.int32))
+    sets: dict[KvFormat, list[tuple[Region, Region]]] = {}
+    expected = None
+    for fmt in KvFormat:
+        first = (filled(fmt, k), filled(fmt, v))
+        out = attention(q, *first, span, kind="decode")
+        expected = out if expected is None else expected
+        assert np.abs(out - expected).max() < TOLERANCE[fmt], (fmt, n)
+        size = 2 * first[0].arrays[0].nbytes
+        copies = max(1, ROTATE_BYTES // size)
+        sets[fmt] = [(copy_of(first[0]), copy_of(first[1])) for _ in range(copies)]
+    samples: dict[KvFormat, list[float]] = {fmt: [] for fmt in KvFormat}
+    for turn in range(ROUNDS):
+        for fmt, regions in sets.items():
+            inner = max(1, 8192 // n)
+            chosen = [regions[(turn * inner + i) % len(regions)] for i in range(inner)]
+            start = time.perf_counter()
+            for pair in chosen:
+                attention(q, *pair, span, kind="decode")
+            samples[fmt].append((time.perf_counter() - start) / inner * 1e3)
+    return {fmt.value: summary(values) for fmt, values in samples.items()}
+
+
+def copy_of(region: Region) -> Region:
+    arrays = tuple(array.copy() for array in region.arrays)
+    return Region(region.fmt, region.layout, region.n_head_kv, region.head_dim, arrays)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": middle, "low": low, "high": high}
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """The picture, as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.2), dpi=130)
+    for fmt, colour in (("f32", "#c44e52"), ("f16", "#4c72b0"), ("q8_0", "#2e8b57")):
+        points = [report["points"][str(n)][fmt] for n in CELLS]
+        axes.plot(CELLS, [p["median"] for p in points], "o-", color=colour, label=fmt, ms=4)
+        axes.fill_between(
+            CELLS,
+            [p["low"] for p in points],
+            [p["high"] for p in points],
+            color=colour,
+            alpha=0.15,
+            lw=0,
+        )
+        floor = [report["floors"][str(n)][fmt] for n in CELLS]
+        axes.plot(CELLS, floor, ":", color=colour, lw=1)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="cells in the window",
+        ylabel="ms a query",
+        title=f"Decode attention, {N_HEAD}/{N_HEAD_KV} heads of {HEAD_DIM}, {report['threads']} "
+        "threads (dotted: bytes / read rate)",
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(CELLS, [str(n) for n in CELLS])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, print, draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("docs/images/decode.png"))
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    args = parser.parse_args()
+    from tqdm import tqdm
+
+    rate = read_rate()
+    bytes_per_cell = {
+        fmt.value: 2 * empty_region(fmt, 1, N_HEAD_KV, HEAD_DIM).arrays[0].nbytes
+        for fmt in KvFormat
+    }
+    points = {str(n): measure(n) for n in tqdm(CELLS, unit="size")}
+    report = {
+        "threads": len(os.sched_getaffinity(0)),
+        "read_gb_per_second": rate / 1e9,
+        "points": points,
+        "floors": {
+            str(n): {fmt: n * size / rate * 1e3 for fmt, size in bytes_per_cell.items()}
+            for n in CELLS
+        },
+    }
+    draw(report, args.out)
+    if args.json:
+        print(json.dumps(report))
+        return
+    print(f"read rate {rate / 1e9:.1f} GB/s")
+    for n in CELLS:
+        row = "  ".join(
+            f"{fmt} {points[str(n)][fmt]['median']:8.3f} ms "
+            f"({report['floors'][str(n)][fmt] / points[str(n)][fmt]['median']:4.0%} of the floor)"  # type: ignore[index]
+            for fmt in bytes_per_cell
+        )
+        print(f"{n:6} cells  {row}")
+
+
+if __name__ == "__main__":
+    main()
