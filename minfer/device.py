@@ -88,8 +88,6 @@ class Device:
             reason = _no_metal()
         if reason:
             raise Refusal("0.3", reason, {"device": self.name})
-        if self.kind is DeviceKind.CPU:
-            settings.calm_idle_threads()
         return importlib.import_module(self.backend.package)
 
     def __str__(self) -> str:

@@ -54,12 +54,3 @@ def cache_dir() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "minfer"
-
-
-def calm_idle_threads() -> None:
-    """Let idle OpenMP workers sleep soon, unless the user has said how long they spin.
-
-    GNU OpenMP reads GOMP_SPINCOUNT once, when it is loaded. Its default keeps a core busy for
-    milliseconds after each kernel, in the way of whatever else runs there.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -6,7 +6,9 @@ bits, so the comparisons can fail.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -209,35 +211,51 @@ def test_tiles(kind: str, name: str, fmt: KvFormat) -> None:
         assert same_bits(out, base)
 
 
-def print_digests() -> None:
-    """One line per setup and thread count, for a process with a pool of five."""
-    for kind, name, fmt in SETUPS:
+def print_digests(setups: Sequence[tuple[str, str, KvFormat]] = SETUPS) -> None:
+    """One line per setup and thread count, for a process with its own pool or target."""
+    for kind, name, fmt in setups:
         rows = [last_queries(kind), sequence(8, 300, 5)]
         spans = scattered(9, [len(r.k) for r in rows], 3)
         for threads in (1, 2, 3, 5):
             out = attend(name, fmt, kind, rows, spans, RUNS, threads=threads)
-            print(f"{kind}-{name}-{fmt}", threads, out.tobytes().hex()[:4000], sep="\t")
+            print(
+                f"{kind}-{name}-{fmt}", threads, hashlib.sha256(out.tobytes()).hexdigest(), sep="\t"
+            )
 
 
-def test_threads() -> None:
-    """1, 2, 3 and 5 workers; more than the machine has cores come from a pool of five."""
-    code = "import test_invariance; test_invariance.print_digests()"
+def digests(call: str, **environment: str) -> list[list[str]]:
+    """(setup, threads, digest) lines that `call` prints in a process of its own."""
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
     result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NUMBA_NUM_THREADS": "5", "PYTHONPATH": paths},
+        [sys.executable, "-c", f"import test_invariance as t; t.{call}"],
+        env={**os.environ, **environment, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=True,
     )
-    digests: dict[str, set[str]] = {}
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    return [line.split("\t") for line in result.stdout.splitlines()]
+
+
+def test_threads() -> None:
+    """1, 2, 3 and 5 workers; more than the machine has cores come from a pool of five."""
+    seen: dict[str, set[str]] = {}
+    lines = digests("print_digests()", NUMBA_NUM_THREADS="5")
     for setup, _, digest in lines:
-        digests.setdefault(setup, set()).add(digest)
+        seen.setdefault(setup, set()).add(digest)
     assert len(lines) == 4 * len(SETUPS)
-    assert {setup: len(seen) for setup, seen in digests.items()} == {
-        f"{kind}-{name}-{fmt}": 1 for kind, name, fmt in SETUPS
-    }
+    expected = {f"{kind}-{name}-{fmt}": 1 for kind, name, fmt in SETUPS}
+    assert {setup: len(digests) for setup, digests in seen.items()} == expected
+
+
+FUSED_Q8 = [(DECODE, "split", KvFormat.Q8_0), (PREFILL, "flash", KvFormat.Q8_0)]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names an x86 target")
+def test_code_for_an_older_cpu_gives_the_same_bits() -> None:
+    """x86-64-v3 has neither 512-bit vectors nor the byte dot product."""
+    here = digests("print_digests(t.FUSED_Q8)")
+    older = digests("print_digests(t.FUSED_Q8)", NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="")
+    assert older == here and len(here) == 4 * len(FUSED_Q8)
 
 
 @for_every_variant

@@ -93,7 +93,7 @@ def test_logits_are_those_of_transformers_with_the_same_weights(engine: Engine, 
         model = LlamaForCausalLM(config)
     state = {}
     for name in file.tensor_names:
-        weight = engine._weights[name]
+        weight = file.tensor(name)
         if name.endswith(("attn_q.weight", "attn_k.weight")):
             heads = hp.n_head if "attn_q" in name else hp.n_head_kv
             weight = half_split(weight, heads)

@@ -8,7 +8,8 @@ after its last use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,6 +116,18 @@ class GraphBuilder:
         op = "matvec" if self.params.kind == DECODE else "matmul"
         return self._op(op, self.constant(weight), x, width=weight.shape[0])
 
+    def linears(self, stacked: Any, sizes: Sequence[int], x: Value) -> tuple[Value, ...]:
+        """x @ part.T for each part of `stacked`, `sizes` rows of it one after the other.
+
+        Decode reads all parts in one launch and cuts the result; a row's bits are the same.
+        """
+        ends = list(itertools.accumulate(sizes))
+        parts = list(zip([0, *ends], ends, strict=False))
+        if self.params.kind != DECODE:
+            return tuple(self.linear(stacked[first:end], x) for first, end in parts)
+        rows = self.linear(stacked, x)
+        return tuple(self._columns(rows, first, end) for first, end in parts)
+
     def add(self, x: Value, y: Value) -> Value:
         """x + y."""
         return self._op("add", x, y, width=x.width)
@@ -212,11 +225,14 @@ class GraphBuilder:
         return out
 
     def _reshape(self, x: Value, *shape: int) -> Value:
-        def reshape(rows: Any) -> Any:
-            return rows.reshape(-1, *shape)
+        return self._view("reshape", x, shape[-1], lambda rows: rows.reshape(-1, *shape))
 
-        out = self._slot(shape[-1])
-        self._nodes.append(Node("reshape", reshape, (x.slot,), (out.slot,), {}))
+    def _columns(self, x: Value, first: int, end: int) -> Value:
+        return self._view("columns", x, end - first, lambda rows: rows[:, first:end])
+
+    def _view(self, name: str, x: Value, width: int, view: Kernel) -> Value:
+        out = self._slot(width)
+        self._nodes.append(Node(name, view, (x.slot,), (out.slot,), {}))
         return out
 
     def _append(

@@ -72,11 +72,12 @@ def prepare(
     for region in (k, v):
         _check_region(region, fmt, k)
     head_dim, n_cells = k.head_dim, min(k.n_cells, v.n_cells)
-    if head_dim % (BLOCK if fmt is KvFormat.Q8_0 else multiple):
-        unit = BLOCK if fmt is KvFormat.Q8_0 else multiple
+    rule, unit = ("3.3", BLOCK) if fmt is KvFormat.Q8_0 else ("2.8", multiple)
+    if head_dim % unit:
         raise Refusal(
-            "2.8",
-            f"head_dim {head_dim} is no multiple of {unit}, which this variant needs for {fmt}",
+            rule,
+            f"head_dim {head_dim} is no multiple of {unit}, which this variant needs for {fmt}; "
+            "the variant rows takes every head_dim in f32 and f16",
             {"head_dim": head_dim, "multiple": unit},
         )
     if width < 0 or not math.isfinite(scale):
@@ -198,6 +199,15 @@ def _plan(positions: Int32, windows: Window, width: int) -> Plan:
     else:
         runs = windows.array
     return Plan(positions.astype(np.int64), runs, *_lay_out(positions, runs, width))
+
+
+@kernel
+def bounds(plan, slot):
+    """Query of a slot, and the keys [lo, hi) of its partition that the query sees."""
+    query = plan.owners[slot]
+    part = plan.firsts[query] // PARTITION + slot - plan.slots[query]
+    lo = max(plan.firsts[query], part * PARTITION)
+    return query, lo, min(plan.positions[query] + 1, (part + 1) * PARTITION)
 
 
 def check_tiles(tiles: Int32, plan: Plan) -> Int64:

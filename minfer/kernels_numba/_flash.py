@@ -30,8 +30,10 @@ from minfer.kernels_numba._query import pack_row, query_bytes
 from minfer.kernels_numba._rows import LOAD_ROW
 from minfer.kernels_numba._softmax import finish, join, softmax_row
 from minfer.kernels_numba._workers import Worker, read, run
+from minfer.ops import Tunable
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION, Int32
 
+BLOCK_M = Tunable(32, (8, 16, 32, 64))  # queries of a tile; bits do not depend on it
 VALUE_BLOCK = 64  # keys whose values stay in L1 while every row group passes
 
 
@@ -124,11 +126,9 @@ def _absent(part, states):
     return depth
 
 
-def _tile_kernel(fmt: KvFormat) -> Any:
-    """One (tile, KV head)."""
-    pack, score, load = pack_keys(fmt), score_panel(fmt), LOAD_ROW[fmt]
-    packs_query, in_place, keys = fmt is KvFormat.Q8_0, fmt is KvFormat.F32, panel_keys(fmt)
-    panel_width = panel_bytes(fmt, 32)  # per 32 elements
+def _query_kernel(fmt: KvFormat) -> Any:
+    """The tile's rows of one KV head, position by position, filled up with zero rows."""
+    packs = fmt is KvFormat.Q8_0
 
     @kernel(key=fmt.value)
     def take_queries(tile, dims, kv, q, rows, q_bytes):
@@ -136,13 +136,21 @@ def _tile_kernel(fmt: KvFormat) -> Any:
         for row in range(tile.n * group):
             query, head = tile.first + row // group, kv * group + row % group
             source = address(q) + 4 * d * (query * dims.n_head + head)
-            if packs_query:
+            if packs:
                 pack_row(source, address(rows) + row * q_bytes, d)
             else:
                 copy_bytes(source, address(rows) + row * q_bytes, q_bytes)
         used = tile.n * group
         unused = (used + ROWS - 1) // ROWS * ROWS - used
         zero_bytes(address(rows) + used * q_bytes, unused * q_bytes)
+
+    return take_queries
+
+
+def _score_kernel(fmt: KvFormat) -> Any:
+    """Keys of one partition packed, then scores of every row group that sees any."""
+    pack, score, keys = pack_keys(fmt), score_panel(fmt), panel_keys(fmt)
+    panel_width = panel_bytes(fmt, 32)  # per 32 elements
 
     @kernel(key=fmt.value)
     def scores(n_groups, args, k, start, lo, hi, n, mine):
@@ -161,6 +169,13 @@ def _tile_kernel(fmt: KvFormat) -> Any:
                     out = address(mine.weights) + i * ROWS * WEIGHT_STRIDE + 4 * at
                     score(query, q_bytes, d, panel, out, args.scale)
 
+    return scores
+
+
+def _value_kernel(fmt: KvFormat) -> Any:
+    """Weights times values of one partition: f32 rows where they lie, others decoded first."""
+    load, in_place = LOAD_ROW[fmt], fmt is KvFormat.F32
+
     @kernel(key=fmt.value)
     def values(n_groups, args, v, start, lo, hi, n, mine, acc):
         d, table, row_bytes = args.dims.head_dim, mine.segments, args.dims.row_bytes
@@ -173,6 +188,13 @@ def _tile_kernel(fmt: KvFormat) -> Any:
                 load(v + (table[s, 1] + i) * row_bytes, source + 4 * d * (table[s, 0] + i - lo), d)
         table[0, 0], table[0, 1], table[0, 2] = lo, 0, hi - lo
         _add_rows(n_groups, d, start, mine.bounds, mine.weights, table, 1, source, 4 * d, acc)
+
+    return values
+
+
+def _tile_kernel(fmt: KvFormat) -> Any:
+    """One (tile, KV head)."""
+    take_queries, scores, values = _query_kernel(fmt), _score_kernel(fmt), _value_kernel(fmt)
 
     @kernel(key=fmt.value)
     def attend(tile, kv, args, mine):

@@ -10,6 +10,7 @@ compiled signature is a file of its own, named by a hash of its full key and ren
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import os
@@ -69,6 +70,19 @@ def cache_root() -> Path:
     from minfer import settings
 
     return settings.cache_dir() / "kernels_numba"
+
+
+def load_tbb() -> None:
+    """Load the TBB library that pip put into this environment, where Numba does not look.
+
+    Numba prefers it to OpenMP, and so do we: idle OpenMP workers spin, and when two of them meet
+    on one core, every launch waits out the spin.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(str(Path(sys.prefix) / "lib" / "libtbb.so.12"), mode=ctypes.RTLD_GLOBAL)
+
+
+load_tbb()
 
 
 @functools.cache

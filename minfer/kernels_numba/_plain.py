@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minfer.format import KvFormat
-from minfer.kernels_numba._call import Call, Floats, Plan
+from minfer.kernels_numba._call import Call, Floats, Plan, bounds
 from minfer.kernels_numba._gather import Dims, segments, zero_bytes
 from minfer.kernels_numba._ir import address, exp2
 from minfer.kernels_numba._jit import granted, kernel
@@ -70,10 +70,7 @@ def _rows_worker(fmt: KvFormat) -> Worker:
         group = dims.n_head // dims.n_head_kv
         for item in range(t, plan.owners.shape[0] * dims.n_head, n_threads):
             slot, head = item // dims.n_head, item % dims.n_head
-            query = plan.owners[slot]
-            part = plan.firsts[query] // PARTITION + slot - plan.slots[query]
-            lo = max(plan.firsts[query], part * PARTITION)
-            hi = min(plan.positions[query] + 1, (part + 1) * PARTITION)
+            query, lo, hi = bounds(plan, slot)
             n = segments(plan.runs, query, plan.positions[query], lo, hi, table)
             acc, offset = args.acc[slot, head], head // group * dims.head_bytes
             zero_bytes(address(acc), 4 * dims.head_dim)

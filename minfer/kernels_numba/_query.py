@@ -16,6 +16,7 @@ from minfer.kernels_numba._ir import I8, LANES, Emitter, address, intrinsic_of, 
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rows import quantize_block
 
+ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how scores round the query, f32 for the others
 QUERY_BLOCK = 40  # bytes: 32 codes, f32 scale, int32 sum
 QUERY_SCALE, QUERY_SUM = 32, 36
 

@@ -94,7 +94,9 @@ def attn_join(t, n_threads, pointer):
     """Join the partitions of every (query, head) and write its output row."""
     args = read(pointer)
     plan, n_head = args.plan, args.out.shape[1]
-    for item in range(t, args.out.shape[0] * n_head, n_threads):
+    total = args.out.shape[0] * n_head
+    # neighbours to one worker: their states share cache lines
+    for item in range(t * total // n_threads, (t + 1) * total // n_threads):
         query, head = item // n_head, item % n_head
         base, first = plan.slots[query], plan.firsts[query] // PARTITION
         last = plan.positions[query] // PARTITION

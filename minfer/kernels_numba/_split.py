@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minfer.format import KvFormat
-from minfer.kernels_numba._call import Call, Floats, Plan
+from minfer.kernels_numba._call import Call, Floats, Plan, bounds
 from minfer.kernels_numba._gather import TILE, Dims, gather_tile, segments, zero_bytes
 from minfer.kernels_numba._heads import GROUP, SCORE_STRIDE, scores, values
 from minfer.kernels_numba._ir import address, fetch_add
@@ -106,20 +106,11 @@ class Args(NamedTuple):
 
 
 @kernel
-def _bounds(plan, slot):
-    """Query of a slot, and the keys [lo, hi) of its partition that the query sees."""
-    query = plan.owners[slot]
-    part = plan.firsts[query] // PARTITION + slot - plan.slots[query]
-    lo = max(plan.firsts[query], part * PARTITION)
-    return query, lo, min(plan.positions[query] + 1, (part + 1) * PARTITION)
-
-
-@kernel
 def _first_row(args, slot, table):
     """Address of the first key of a slot; of cell 0 if there is no such slot."""
     if slot >= args.plan.owners.shape[0]:
         return args.k
-    query, lo, _ = _bounds(args.plan, slot)
+    query, lo, _ = bounds(args.plan, slot)
     segments(args.plan.runs, query, args.plan.positions[query], lo, lo + 1, table)
     return args.k + table[0, 1] * args.dims.row_bytes
 
@@ -136,7 +127,7 @@ def _split_worker(fmt: KvFormat) -> Worker:
         while slot < plan.owners.shape[0]:
             upcoming = fetch_add(address(args.counter))  # early, so that its rows can be prefetched
             after = _first_row(args, upcoming, table)
-            query, lo, hi = _bounds(plan, slot)
+            query, lo, hi = bounds(plan, slot)
             n = segments(plan.runs, query, plan.positions[query], lo, hi, table)
             q, acc = args.q + query * n_head * args.q_bytes, address(args.acc) + slot * size
             zero_bytes(acc, size)

@@ -13,7 +13,6 @@ import numba
 import numpy as np
 from numba import prange
 from numba.core import cgutils, types
-from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from minfer.kernels_numba._ir import I64
@@ -31,15 +30,35 @@ def _emit_on_stack(_typing_context: Any, args: Any) -> Any:
     return types.intp(args), codegen
 
 
+def _uncounted(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """`value` with its arrays cut from their reference counts, through nested tuples."""
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        array.parent = cgutils.get_null_value(array.parent.type)
+        return array._getvalue()
+    if hasattr(kind, "types"):  # a tuple of any kind
+        parts = [
+            _uncounted(context, builder, part, builder.extract_value(value, i))
+            for i, part in enumerate(kind.types)
+        ]
+        return context.make_tuple(builder, kind, parts)
+    return value
+
+
 def _emit_read(_typing_context: Any, pointer: Any) -> Any:
-    """The tuple a worker's argument points to."""
+    """The tuple a worker's argument points to.
+
+    The launching thread holds its arrays. Workers do not count references: every view of a
+    shared array would otherwise pull the count's cache line from core to core.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = signature.return_type
         model = context.data_model_manager[kind]
         data = builder.bitcast(values[0], model.get_data_type().as_pointer())
         value = model.load_from_data_pointer(builder, data)
-        return impl_ret_borrowed(context, builder, kind, value)
+        return _uncounted(context, builder, kind, value)
 
     return pointer.dtype(pointer), codegen
 
@@ -82,7 +101,8 @@ def _start(n_threads, work, join, args, done):
 class Worker:
     """A kernel (t, n_threads, pointer to args) -> intp that `run` calls by address.
 
-    Its argument types are those of the first call: launchers see to it that they never differ.
+    Its argument types are those of the first call. Launchers see to it that no item type and no
+    number of dimensions ever differs and that arrays are C-contiguous, which is all the code uses.
     """
 
     def __init__(self, compiled: Any) -> None:

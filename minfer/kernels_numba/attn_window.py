@@ -13,16 +13,14 @@ from typing import Any
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kernels_numba._call import Call, Floats, prepare, wrap_window
-from minfer.kernels_numba._flash import attend_flash
+from minfer.kernels_numba._flash import BLOCK_M, attend_flash
 from minfer.kernels_numba._ir import LANES
+from minfer.kernels_numba._jit import THREADS
 from minfer.kernels_numba._plain import attend_rows
+from minfer.kernels_numba._query import ROUNDING
 from minfer.kernels_numba._split import attend_split
-from minfer.ops import DECODE, PREFILL, Config, Limits, Tunable, variant
+from minfer.ops import DECODE, PREFILL, Config, Limits, variant
 from minfer.window import Int32, Runs
-
-QUERY = {KvFormat.Q8_0: "q8_0"}
-THREADS = Tunable(1, (1, 2, 4, 8))
-BLOCK_M = Tunable(32, (8, 16, 32, 64))
 
 
 def _prepare(
@@ -39,7 +37,7 @@ def _prepare(
     return prepare(q, k, v, positions, windows, **how)
 
 
-@variant(query=QUERY, space={"threads": THREADS})
+@variant(query=ROUNDING, space={"threads": THREADS})
 def attn_window_rows(
     q: Floats,
     k: Region,
@@ -60,7 +58,7 @@ def attn_window_rows(
 
 @variant(
     limits=Limits(kinds=(DECODE,), head_dim_multiple=LANES),
-    query=QUERY,
+    query=ROUNDING,
     space={"threads": THREADS},
 )
 def attn_window_split(
@@ -83,7 +81,7 @@ def attn_window_split(
 
 @variant(
     limits=Limits(kinds=(PREFILL,), head_dim_multiple=LANES),
-    query=QUERY,
+    query=ROUNDING,
     space={"threads": THREADS, "block_m": BLOCK_M},
 )
 def attn_window_flash(

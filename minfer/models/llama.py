@@ -21,28 +21,22 @@ def forward(
 ) -> Value:
     """Logits [n_out, n_vocab] of the rows in `out_rows`.
 
-    weights: arrays by GGUF tensor name. rope: cos and sin tables of `minfer.rope.tables`.
+    weights: what `models.weights.decode_weights` gives. rope: cos and sin of `rope.tables`.
     """
     cos, sin = b.constant(rope[0]), b.constant(rope[1])
+    n_q, n_kv = hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim
     scale = hp.head_dim**-0.5
     embeddings = weights["token_embd.weight"]
     x = b.rows(b.constant(embeddings), b.input("tokens"))
     for layer in range(hp.n_layer):
         w = {part: weights[f"blk.{layer}.{part}.weight"] for part in PARTS}
         h = b.rms_norm(x, b.constant(w["attn_norm"]), hp.rms_eps)
-        q = b.qkv_rope_store(
-            layer,
-            b.linear(w["attn_q"], h),
-            b.linear(w["attn_k"], h),
-            b.linear(w["attn_v"], h),
-            cos=cos,
-            sin=sin,
-            pairing=hp.rope_pairing,
-        )
+        q, k, v = b.linears(w["attn_qkv"], (n_q, n_kv, n_kv), h)
+        q = b.qkv_rope_store(layer, q, k, v, cos=cos, sin=sin, pairing=hp.rope_pairing)
         x = b.add(x, b.linear(w["attn_output"], b.attention(layer, q, scale)))
         h = b.rms_norm(x, b.constant(w["ffn_norm"]), hp.rms_eps)
-        gated = b.silu_mul(b.linear(w["ffn_gate"], h), b.linear(w["ffn_up"], h))
-        x = b.add(x, b.linear(w["ffn_down"], gated))
+        gate, up = b.linears(w["ffn_gate_up"], (hp.n_ff, hp.n_ff), h)
+        x = b.add(x, b.linear(w["ffn_down"], b.silu_mul(gate, up)))
     x = b.rows(x, b.input("out_rows"))
     x = b.rms_norm(x, b.constant(weights["output_norm.weight"]), hp.rms_eps)
     return b.linear(weights.get("output.weight", embeddings), x)
@@ -50,12 +44,9 @@ def forward(
 
 PARTS = (
     "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
+    "attn_qkv",
     "attn_output",
     "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
+    "ffn_gate_up",
     "ffn_down",
 )
