@@ -66,10 +66,42 @@ def run_program(folder: Path, cache: Path) -> list[str]:
     return out.splitlines()
 
 
-def start_program(program: Path, cache: Path) -> subprocess.Popen[str]:
+LONG = "        x = x * 3 % 1000003 + step\n" * 60
+CHAINS = f"""
+import sys
+from minfer.kernels_numba import _jit
+
+def chain(step):
+    @_jit.kernel(key=step)
+    def inner(x):  # long enough to stay a function of its own
+{LONG}        return x
+
+    @_jit.kernel(key=step)
+    def outer(x):
+        return inner(x) + inner(x + 1)
+
+    return outer
+
+chains = {{step: chain(step) for step in (1, 2)}}
+print(*(chains[int(step)](10) for step in sys.argv[1:]))
+"""
+
+
+def chain(step: int) -> str:
+    """What CHAINS prints for a step."""
+
+    def inner(x: int) -> int:
+        for _ in range(60):
+            x = x * 3 % 1000003 + step
+        return x
+
+    return str(inner(10) + inner(11))
+
+
+def start_program(program: Path, cache: Path, *args: str) -> subprocess.Popen[str]:
     env = {**os.environ, "MINFER_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, program], env=env, stdout=pipe, stderr=pipe, text=True)
+    argv, pipe = [sys.executable, program, *args], subprocess.PIPE
+    return subprocess.Popen(argv, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 COMPILED = ["2 6.0 0", "2 10.0 0"]
@@ -108,6 +140,15 @@ def test_two_processes_at_once_leave_a_cache_that_works(tmp_path: Path) -> None:
         assert [line[:-2] for line in out.splitlines()] == ["2 6.0", "2 10.0"], err
     assert run_program(tmp_path, tmp_path / "cache") == CACHED
     assert not list((tmp_path / "cache").rglob(".*"))  # no temporary file stays
+
+
+def test_kernels_of_one_factory_do_not_mix_when_processes_compile_one_each(tmp_path: Path) -> None:
+    # Numba tells functions of one name apart by a counter that starts anew in every process.
+    program = tmp_path / "chains.py"
+    program.write_text(CHAINS)
+    for args in (("1",), ("2",), ("1", "2")):
+        out, err = start_program(program, tmp_path / "cache", *args).communicate()
+        assert out.split() == [chain(int(step)) for step in args], err
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

@@ -291,3 +291,5 @@ address: Any = intrinsic(_address)
 fetch_add = intrinsic_of("p:p", lambda e, counter: e.fetch_add(counter))
 # exp2(t): `Emitter.exp2` of one f32.
 exp2 = intrinsic_of("f:f", lambda e, t: e.lane(e.exp2(e.splat(t)), 0))
+# fma(a, b, c): a * b + c with one rounding, f32.
+fma = intrinsic_of("fff:f", lambda e, a, b, c: e.fma(a, b, c))

@@ -230,6 +230,9 @@ def kernel(
         return functools.partial(kernel, parallel=parallel, serial=serial, key=key)
     if function.__closure__ and key == ():
         raise TypeError(f"{function.__qualname__} captures values, so @kernel needs a key")
+    if key != ():
+        # Part of the symbol: code from different processes meets in one when it is loaded.
+        function.__qualname__ += f"[{key}]"
     dispatcher = _dispatcher(function, parallel, key)
     if parallel:
         dispatcher.serial = _dispatcher(function, False, key) if serial else None

@@ -13,7 +13,7 @@ from minfer.kernels_numba._gather import TILE
 from minfer.kernels_numba._heads import FLIP, row_quads
 from minfer.kernels_numba._ir import F32, I16, I32, LANES, VF, VI, Emitter, intrinsic_of, vector
 from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM
-from minfer.kernels_numba._rows import CODES, head_bytes, load_scales
+from minfer.kernels_numba._rows import CHAIN, CODES, head_bytes, load_scales
 from minfer.window import PARTITION
 
 ROWS = 6  # rows of a micro-tile: 6 x 4 accumulators of 16 lanes fill the registers
@@ -91,12 +91,28 @@ def _multiply(
 def _score_elements(
     e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any, scale: Any
 ) -> None:
-    """Six rows against 64 keys: one fma chain over d per score."""
-    slots = [[e.variable(e.const(VF, 0.0)) for _ in range(4)] for _ in range(ROWS)]
-    _multiply(e, slots, q, q_stride, panel, 256, d)
-    for row, line in enumerate(slots):
-        for i, slot in enumerate(line):
-            scaled = e.builder.fmul(e.get(slot), e.splat(scale))
+    """Six rows against 64 keys: one fma chain per CHAIN elements of d, the chains added in order.
+
+    One chain over all of d would lose two more bits at a head_dim of 256.
+    """
+    totals = [[e.variable(e.const(VF, 0.0)) for _ in range(4)] for _ in range(ROWS)]
+
+    def chain(slots: list[list[Any]], done: Any) -> None:
+        left, most = e.builder.sub(d, done), e.index(CHAIN)
+        n = e.builder.select(e.builder.icmp_unsigned("<", left, most), left, most)
+        keys = e.add(panel, e.mul(done, 256))
+        _multiply(e, slots, e.add(q, e.mul(done, 4)), q_stride, keys, 256, n)
+
+    chain(totals, e.index(0))
+    with e.loop(e.builder.udiv(e.builder.sub(d, e.index(1)), e.index(CHAIN))) as i:
+        slots = [[e.variable(e.const(VF, 0.0)) for _ in line] for line in totals]
+        chain(slots, e.mul(e.add(i, 1), CHAIN))
+        for line, chains in zip(totals, slots, strict=True):
+            for total, more in zip(line, chains, strict=True):
+                e.set(total, e.builder.fadd(e.get(total), e.get(more)))
+    for row, line in enumerate(totals):
+        for i, total in enumerate(line):
+            scaled = e.builder.fmul(e.get(total), e.splat(scale))
             e.store(scaled, out, row * WEIGHT_STRIDE + 64 * i)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from minfer.format import KvFormat
 from minfer.kernels_numba._call import Call, Floats, Plan, bounds
 from minfer.kernels_numba._gather import Dims, segments, zero_bytes
-from minfer.kernels_numba._ir import address, exp2
+from minfer.kernels_numba._ir import address, exp2, fma
 from minfer.kernels_numba._jit import granted, kernel
-from minfer.kernels_numba._rows import LOAD_ROW, dot_row, head_bytes, quantize_row
+from minfer.kernels_numba._rows import CHAIN, LOAD_ROW, dot_row, head_bytes, quantize_row
 from minfer.kernels_numba._softmax import attn_join
 from minfer.kernels_numba._workers import Worker, read, run
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION
@@ -33,8 +33,11 @@ def _score_kernel(fmt: KvFormat) -> Any:
     def dot_elements(query, packed, source, row):
         load(source, address(row), query.shape[0])
         total = np.float32(0)
-        for j in range(query.shape[0]):
-            total += query[j] * row[j]
+        for first in range(0, query.shape[0], CHAIN):
+            chain = np.float32(0)
+            for j in range(first, min(first + CHAIN, query.shape[0])):
+                chain = fma(query[j], row[j], chain)
+            total += chain
         return total
 
     return dot_blocks if fmt is KvFormat.Q8_0 else dot_elements
@@ -60,7 +63,7 @@ def _rows_worker(fmt: KvFormat) -> Worker:
                 weight = exp2(weights[table[s, 0] + i - lo] - m)
                 total += weight
                 for j in range(acc.shape[0]):
-                    acc[j] += weight * row[j]
+                    acc[j] = fma(weight, row[j], acc[j])
         state[0], state[1] = m, total
 
     @kernel(key=fmt.value)

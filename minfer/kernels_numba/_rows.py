@@ -25,6 +25,7 @@ from minfer.kernels_numba._ir import (
     vector,
 )
 
+CHAIN = 64  # elements of a head row that one fma chain of a score covers; part of the answer
 CODES = 2  # byte offset of a block's codes
 F16_NAN, F16_INF, F32_INF = 0x7E00, 0x7C00, 0x7F800000
 ROUND_BITS = 0x4B400000  # the bits of ROUND
