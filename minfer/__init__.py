@@ -32,6 +32,7 @@ _HOMES = {
     "dequantize": "minfer.functional",
     "variant": "minfer.ops",
     "Limits": "minfer.ops",
+    "Shape": "minfer.ops",
     "Tunable": "minfer.ops",
     "explain": "minfer.registry",
     "variants": "minfer.registry",

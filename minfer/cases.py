@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minfer import reference, window
-from minfer.format import BLOCK, KvFormat, Region
+from minfer.format import BLOCK, Floats, Int32, KvFormat, Region
 from minfer.ops import DECODE, PREFILL, Shape
-from minfer.window import CellSpan, Int32, Window, WindowMode
+from minfer.window import CellSpan, Window, WindowMode
 
-Floats = NDArray[np.float32]
 Spans = list[CellSpan]
 
 
@@ -56,7 +54,6 @@ class Case:
             n_head=self.heads[0],
             n_head_kv=self.heads[1],
             head_dim=self.head_dim,
-            n_runs=self.pieces,
         )
 
 
@@ -235,18 +232,12 @@ def windows(
     mode: WindowMode, sequences: Sequence[Rows], spans: Sequence[Spans], width: int
 ) -> Window:
     """The window of every query, in `mode`; clipped to `width` where it is not 0."""
-    queries = [
-        (parts, pos)
-        for s, parts in zip(sequences, spans, strict=True)
-        for pos in range(s.first, len(s.k))
+    groups = [
+        (parts, range(rows.first, len(rows.k)))
+        for rows, parts in zip(sequences, spans, strict=True)
     ]
-    if mode is CAUSAL:
-        return window.Causal()
     if mode is SPAN:
-        pairs = [window.span(parts, pos, width) for parts, pos in queries]
-        return window.Span(np.array(pairs, np.int32).reshape(-1, 2))
-    table = np.zeros((len(queries), window.KV_MAP_MAX_SPANS, 2), np.int32)
-    for row, (parts, pos) in zip(table, queries, strict=True):
-        seen = window.runs(parts, pos, width)
-        row[: len(seen)] = seen
-    return window.Runs(table)
+        return window.Span(window.span_array(groups, width))
+    if mode is RUNS:
+        return window.Runs(window.runs_array(groups, width))
+    return window.Causal()

@@ -6,20 +6,21 @@ Exit codes (contract 0.2): 0 done, 2 refused, 3 damaged file, 70 internal error,
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from minfer import __version__
+from minfer.device import DeviceKind
 from minfer.errors import Refusal
+from minfer.ops import KINDS
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
-DEVICES = ("cpu", "cuda", "metal")
-
-Command = Callable[[argparse.Namespace], None]
+DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = build_parser().parse_args(argv)
     try:
-        args.command(args)
+        module, function = args.command.split(".")
+        getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
     except Refusal as refusal:
         print(f"minfer: {refusal}", file=sys.stderr)
         return refusal.exit_code
@@ -70,10 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
 def _add(
     commands: argparse._SubParsersAction[Parser],
     name: str,
-    command: Command,
+    command: str,
     summary: str,
     example: str,
 ) -> Parser:
+    """A command; `command` is its function below `minfer.commands`, imported when it runs."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -87,15 +90,10 @@ def _add(
 
 
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
-    def command(args: argparse.Namespace) -> None:
-        from minfer.commands import run
-
-        run.run(args)
-
     p = _add(
         commands,
         "run",
-        command,
+        "run.run",
         "continue a prompt with a model, greedily",
         '  minfer run smollm2 -p "The capital of France is" -n 16\n'
         '  minfer run model.gguf -p "Tell me a story" --chat --cache-type q8_0\n'
@@ -116,42 +114,28 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:
-    def command(args: argparse.Namespace) -> None:
-        from minfer.commands import models
-
-        models.pull(args)
-
     p = _add(
         commands,
         "pull",
-        command,
+        "models.pull",
         "download a model by name and verify it",
         "  minfer pull smollm2\n  minfer pull            (lists the names)",
     )
     p.add_argument("name", metavar="NAME", nargs="?", help="leave out to list the names")
 
 
-def _add_shape(p: Parser) -> None:
-    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
-    p.add_argument("--fmt", default="f32", metavar="T", help="f32, f16 or q8_0; default f32")
-
-
 def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
-    def command(args: argparse.Namespace) -> None:
-        from minfer.commands import inspect
-
-        inspect.explain(args)
-
     p = _add(
         commands,
         "explain",
-        command,
+        "inspect.explain",
         "say which variant of an op would run, and why not another",
         "  minfer explain attn_window --fmt q8_0 --n-q 1 --kind decode --head-dim 128",
     )
     p.add_argument("op", metavar="OP", help="an op, e.g. attn_window; `minfer variants` lists them")
-    _add_shape(p)
-    p.add_argument("--kind", choices=("prefill", "decode"), help="default decode for --n-q 1")
+    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    p.add_argument("--fmt", default="f32", metavar="T", help="f32, f16 or q8_0; default f32")
+    p.add_argument("--kind", choices=KINDS, help="default decode for --n-q 1")
     p.add_argument("--n-q", type=int, default=1, metavar="N", help="queries, default 1")
     p.add_argument("--head-dim", type=int, default=64, metavar="N", help="default 64")
     p.add_argument("--n-head", type=int, default=8, metavar="N", help="default 8")
@@ -160,15 +144,10 @@ def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_variants(commands: argparse._SubParsersAction[Parser]) -> None:
-    def command(args: argparse.Namespace) -> None:
-        from minfer.commands import inspect
-
-        inspect.variants(args)
-
     p = _add(
         commands,
         "variants",
-        command,
+        "inspect.variants",
         "list ops and their variants",
         "  minfer variants\n  minfer variants attn_map --json",
     )
@@ -177,19 +156,10 @@ def _add_variants(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_devices(commands: argparse._SubParsersAction[Parser]) -> None:
-    def command(args: argparse.Namespace) -> None:
-        from minfer.commands import inspect
-
-        inspect.devices(args)
-
     _add(
         commands,
         "devices",
-        command,
+        "inspect.devices",
         "show devices, libraries and settings: the first thing in a bug report",
         "  minfer devices\n  minfer devices --json",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import importlib
 import importlib.util
+import os
+import sys
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -75,18 +77,15 @@ class Device:
                 f"device {self.name} needs {backend.library}, which is not installed: "
                 f"pip install 'minfer[{backend.extra}]'"
             )
+        needs_mac = self.kind is DeviceKind.METAL and not settings.flag("MINFER_METAL_SIM")
+        if needs_mac and sys.platform != "darwin":
+            return "device metal needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
         return None
 
     def package(self) -> ModuleType:
         """The kernel package of this device, imported now."""
         reason = self.unavailable()
-        if (
-            reason is None
-            and self.kind is DeviceKind.METAL
-            and not settings.flag("MINFER_METAL_SIM")
-        ):
-            reason = _no_metal()
-        if reason:
+        if reason is not None:
             raise Refusal("0.3", reason, {"device": self.name})
         return importlib.import_module(self.backend.package)
 
@@ -94,9 +93,8 @@ class Device:
         return self.name
 
 
-def _no_metal() -> str | None:
-    import sys
-
-    if sys.platform == "darwin":
-        return None
-    return "device metal needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # absent on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from minfer import format as kv_format
-from minfer import memory, rope, settings
+from minfer import rope
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat
-from minfer.graph.builder import Graph, GraphBuilder, Heads
+from minfer.format import Floats, KvFormat
+from minfer.graph.builder import GraphBuilder
 from minfer.graph.cache import GraphCache
+from minfer.graph.nodes import Graph, Heads
 from minfer.graph.params import GraphParams
 from minfer.graph.run import execute, fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
+from minfer.kv.checks import whole_number
 from minfer.kv.store import KvStore
-from minfer.models import chat_template, gguf, llama
-from minfer.models.gguf import GgufFile
-from minfer.models.hyperparameters import Hyperparameters
+from minfer.loading import LoadedModel, load_model
+from minfer.models import chat_template, llama
 from minfer.models.sampling import greedy
 from minfer.models.tokenizer import Tokenizer
-from minfer.models.weights import decode_weights, decoded_bytes
 from minfer.ops import DECODE, PREFILL
-from minfer.registry import Receipt
+from minfer.receipt import Receipt
+from minfer.timing import Timing
+from minfer.window import WindowMode
 
-DEFAULT_N_CTX = 4096
 PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contract 6.1)
-
-Logits: TypeAlias = NDArray[np.float32]
-
-
-@dataclass
-class Timing:
-    """Tokens and seconds of one `generate`, by kind."""
-
-    tokens: dict[str, int] = field(default_factory=lambda: {PREFILL: 0, DECODE: 0})
-    seconds: dict[str, float] = field(default_factory=lambda: {PREFILL: 0.0, DECODE: 0.0})
-
-    def add(self, kind: str, tokens: int, seconds: float) -> None:
-        self.tokens[kind] += tokens
-        self.seconds[kind] += seconds
-
-    def rate(self, kind: str) -> float:
-        """Tokens a second, 0 before the first one."""
-        return self.tokens[kind] / self.seconds[kind] if self.seconds[kind] else 0.0
 
 
 class Engine:
@@ -60,21 +37,13 @@ class Engine:
     Two engines with two formats live in one process: nothing here is global.
     """
 
-    def __init__(
-        self,
-        file: GgufFile,
-        hp: Hyperparameters,
-        weights: dict[str, Any],
-        store: KvStore,
-        *,
-        threads: int,
-    ) -> None:
-        self.hp, self.store, self.threads = hp, store, threads
-        self.tokenizer = Tokenizer.from_gguf(file.metadata)
-        self.chat_template = file.metadata.get("tokenizer.chat_template")
-        self.path = file.path
-        self._weights = weights
-        self._rope = rope.tables(store.n_ctx, hp.n_rot, hp.rope_base)
+    def __init__(self, loaded: LoadedModel) -> None:
+        metadata = loaded.file.metadata
+        self.path, self.hp, self.store = loaded.file.path, loaded.hp, loaded.store
+        self.tokenizer = Tokenizer.from_gguf(metadata)
+        self.chat_template = metadata.get("tokenizer.chat_template")
+        self._weights = loaded.weights
+        self._rope = rope.tables(self.store.n_ctx, self.hp.n_rot, self.hp.rope_base)
         self._graphs = GraphCache()
 
     @classmethod
@@ -83,7 +52,7 @@ class Engine:
         path: str | Path,
         *,
         device: str | Device = "cpu",
-        cache_type: str | None = None,
+        cache_type: str | KvFormat | None = None,
         n_ctx: int | None = None,
         threads: int | None = None,
         progress: bool = False,
@@ -98,59 +67,33 @@ class Engine:
         Refuses before loading: a bad file, an unknown format, q8_0 on odd head sizes, a device
         that is not there, and what would not fit in memory.
         """
-        parsed = Device.parse(device)
-        package = parsed.package()
-        asked = cache_type if cache_type is not None else settings.cache_type()
-        if asked:
-            KvFormat.parse(asked)
-        workers = threads if threads is not None else len(os.sched_getaffinity(0))
-        _at_least_one("threads", workers)
-        file = gguf.open_gguf(path)
-        hp = Hyperparameters.from_gguf(file)
-        cells = n_ctx if n_ctx is not None else min(DEFAULT_N_CTX, hp.n_ctx_train)
-        _at_least_one("n_ctx", cells)
-        sizes = {"n_layer": hp.n_layer, "n_head_kv": hp.n_head_kv, "head_dim": hp.head_dim}
-        fmt = kv_format.resolve(
-            asked, device_kind=parsed.name, reads_packed_kv=package.READS_PACKED_KV, **sizes
+        loaded = load_model(
+            path,
+            device=Device.parse(device),
+            cache_type=cache_type,
+            n_ctx=n_ctx,
+            threads=threads,
+            progress=progress,
         )
-        sizes["n_ctx"] = cells
-        memory.require(
-            {
-                "weights": decoded_bytes(file),
-                f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
-            }
-        )
-        weights = decode_weights(file, progress=progress)
-        store = KvStore(**sizes, cache_type=fmt, device=parsed, threads=workers)
-        return cls(file, hp, weights, store, threads=workers)
+        return cls(loaded)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the model's start token where it wants one."""
-        start = [self.tokenizer.bos] if self.tokenizer.add_bos else []
-        return [*(t for t in start if t is not None), *self.tokenizer.encode(text)]
+        return [*self.tokenizer.prompt_start, *self.tokenizer.encode(text)]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own chat template, up to the answer.
 
-        messages: {"role": ..., "content": ...} each. Refuses a model without a template, and
-        a message that spells a control token: it would end the turn it stands in.
+        messages: {"role": ..., "content": ...} each, both text. Refuses a model without a
+        template, a message without them, and one that spells a control token.
         """
-        for index, message in enumerate(messages):
-            found = self.tokenizer.control_in(str(message["content"]))
-            if found is not None:
-                raise Refusal(
-                    "0.3", f"message {index} holds the control token {found!r}; take it out", {}
-                )
         if not isinstance(self.chat_template, str):
-            raise Refusal("0.3", f"{self.path.name} has no chat template; use a plain prompt", {})
-        bos, eos = (
-            "" if token is None else self.tokenizer.decode([token], special=True)
-            for token in (self.tokenizer.bos, self.tokenizer.eos)
-        )
-        text = chat_template.render(
-            messages, self.chat_template, add_generation_prompt=True, bos=bos, eos=eos
-        )
-        return self.tokenizer.encode(text, special=True)
+            raise Refusal(
+                "0.3",
+                f"{self.path.name} has no chat template; use a plain prompt",
+                {"path": str(self.path)},
+            )
+        return chat_template.encode(messages, self.chat_template, self.tokenizer)
 
     @property
     def n_vocab(self) -> int:
@@ -180,39 +123,42 @@ class Engine:
                 seen[receipt.op, receipt.variant, receipt.shape.kind] = receipt
         return list(seen.values())
 
-    def forward(self, batch: Batch, n_out: int = 1) -> Logits:
+    def forward(self, batch: Batch, n_out: int = 1) -> Floats:
         """Run one batch and keep its rows; returns float32 logits (contract 7.3).
 
         A decode batch gives every row, [n_tokens, n_vocab]. A prefill batch of one sequence gives
         its last `n_out` rows, of several sequences each one's last row.
         """
         if batch.tokens is None:
-            raise Refusal("7.5", "a model needs Batch(tokens=...)", {})
+            raise Refusal("7.5", "a model needs Batch(tokens=...)")
         rows = output_rows(batch, n_out)
         with self.store.step(batch) as step:
             params = self._params(batch, step.inputs.mode, len(rows))
             graph = self._graphs.get(params, self._build)
             inputs = fill_batch_inputs(graph, step.inputs, batch.tokens, rows, self.store.n_ctx)
-            logits: Logits = execute(graph, inputs, step)
+            logits: Floats = execute(graph, inputs, step)
         return logits
 
-    def prefill(self, tokens: Sequence[int], seq: int = 0, chunk: int = PREFILL_CHUNK) -> Logits:
-        """Feed a prompt to `seq` from its end on, in chunks; the last token's logits [n_vocab]."""
-        start = self.store.written(seq)
-        logits: Logits | None = None
-        for first in range(0, len(tokens), chunk):
-            part = list(tokens[first : first + chunk])
+    def prefill(self, tokens: Sequence[int], seq: int = 0, chunk: int = PREFILL_CHUNK) -> Floats:
+        """Feed a prompt to `seq` from its end on, in chunks; the last token's logits [n_vocab].
+
+        Refuses, before the first chunk, an empty prompt, ids outside the vocabulary and more
+        tokens than `seq` has cells left.
+        """
+        chunk = whole_number(chunk, "chunk", "10", low=1)
+        ids, start = self._checked_prompt(tokens), self.store.written(seq)
+        self._refuse_overflow(seq, start + len(ids), f"{start + len(ids)} prompt tokens need")
+        for first in range(0, len(ids), chunk):
+            part = ids[first : first + chunk]
             positions = range(start + first, start + first + len(part))
-            logits = self.forward(Batch([seq] * len(part), list(positions), PREFILL, part))
-        if logits is None:
-            raise Refusal("1", "a prompt needs at least one token", {"seq": seq})
-        last: Logits = logits[-1]
+            logits = self.forward(Batch([seq] * len(part), positions, PREFILL, part))
+        last: Floats = logits[-1]
         return last
 
-    def decode(self, token: int, seq: int = 0) -> Logits:
+    def decode(self, token: int, seq: int = 0) -> Floats:
         """Feed one generated token to `seq`; the logits [n_vocab] after it."""
         batch = Batch([seq], [self.store.written(seq)], DECODE, [token])
-        logits: Logits = self.forward(batch)[0]
+        logits: Floats = self.forward(batch)[0]
         return logits
 
     def generate(
@@ -229,33 +175,39 @@ class Engine:
         prompt and one that does not fit; stops with an error at logits that are not finite. The
         sequence is reserved if it is not there yet and keeps its rows afterwards.
         """
-        timing = timing if timing is not None else Timing()
-        budget = self._budget(tokens, max_tokens, seq)
-        return self._generate(list(tokens), budget, seq, timing)
+        ids, budget = self._checked_prompt(tokens), self._budget(len(tokens), max_tokens, seq)
+        if not self.store.has(seq):
+            self.store.reserve(seq, self.store.n_ctx)
+        return self._generate(ids, budget, seq, Timing() if timing is None else timing)
 
-    def _budget(self, tokens: Sequence[int], max_tokens: int | None, seq: int) -> int:
-        """How many tokens may be generated; the last one needs no cell of its own."""
-        if not tokens:
+    def _checked_prompt(self, tokens: Sequence[int]) -> list[int]:
+        """The ids of a prompt; an empty one and ids outside the vocabulary are refused."""
+        if not len(tokens):
             raise Refusal(
                 "1", "the prompt has no tokens; give at least one character", {"tokens": 0}
             )
-        if max_tokens is not None:
-            _at_least_one("max_tokens", max_tokens)
-        known = self.store.has(seq)
-        used = self.store.written(seq) if known else 0
-        room = (self.store.cap(seq) if known else self.store.n_ctx) - used - len(tokens)
-        wanted = 1 if max_tokens is None else max_tokens
-        if room < wanted - 1:
-            raise Refusal(
-                "2.5",
-                f"{used + len(tokens)} prompt tokens and {wanted} to generate need "
-                f"{used + len(tokens) + wanted - 1} cells and n_ctx is {self.store.n_ctx}; "
-                "use a larger --n-ctx, a smaller -n or a shorter prompt",
-                {"prompt": len(tokens), "written": used, "n_ctx": self.store.n_ctx},
-            )
-        if not known:
-            self.store.reserve(seq, self.store.n_ctx)
-        return room + 1 if max_tokens is None else max_tokens
+        return [whole_number(id, "token", "7.5", high=self.n_vocab - 1) for id in tokens]
+
+    def _budget(self, n_prompt: int, max_tokens: int | None, seq: int) -> int:
+        """How many tokens may be generated; the last one needs no cell of its own."""
+        wanted = 1 if max_tokens is None else whole_number(max_tokens, "max_tokens", "10", low=1)
+        end = n_prompt + (self.store.written(seq) if self.store.has(seq) else 0)
+        what = f"{end} prompt tokens and {wanted} to generate need"
+        cap = self._refuse_overflow(seq, end + wanted - 1, what)
+        return cap - end + 1 if max_tokens is None else wanted
+
+    def _refuse_overflow(self, seq: int, cells: int, what: str) -> int:
+        """Refuse more cells than `seq` has, or could have if it holds none; returns that number."""
+        n_ctx = self.store.n_ctx
+        cap = self.store.cap(seq) if self.store.has(seq) else n_ctx
+        if cells <= cap:
+            return cap
+        if cap == n_ctx:
+            limit = f"n_ctx is {n_ctx}; use a larger --n-ctx, a smaller -n or a shorter prompt"
+        else:
+            limit = f"sequence {seq} holds {cap} of {n_ctx}; reserve more for it"
+        facts = {"seq": seq, "cells": cells, "cap": cap, "n_ctx": n_ctx}
+        raise Refusal("2.5", f"{what} {cells} cells and {limit}", facts)
 
     def _generate(self, tokens: list[int], budget: int, seq: int, timing: Timing) -> Iterator[int]:
         started = time.perf_counter()
@@ -270,7 +222,7 @@ class Engine:
             logits = self.decode(token, seq)
             timing.add(DECODE, 1, time.perf_counter() - started)
 
-    def _params(self, batch: Batch, mode: Any, n_out: int) -> GraphParams:
+    def _params(self, batch: Batch, mode: WindowMode, n_out: int) -> GraphParams:
         return GraphParams(
             n_tokens=len(batch.positions),
             n_out=n_out,
@@ -280,14 +232,10 @@ class Engine:
             layout=self.store.layout,
             windows=((mode, 0),) * self.hp.n_layer,
             variants=self.store.named_variants(),
+            revision=self.path.name,
         )
 
     def _build(self, params: GraphParams) -> Graph:
         heads = Heads(self.hp.n_head, self.hp.n_head_kv, self.hp.head_dim)
-        builder = GraphBuilder(params, heads, self.n_vocab, self.threads)
+        builder = GraphBuilder(params, heads, self.n_vocab, self.store.threads)
         return builder.finish(llama.forward(builder, self.hp, self._weights, self._rope))
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise Refusal("0.3", f"{name} is {value}; it must be at least 1", {name: value})

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minfer.errors import Refusal
+
+Floats: TypeAlias = NDArray[np.float32]
+Bytes: TypeAlias = NDArray[np.uint8]
+Int32: TypeAlias = NDArray[np.int32]
 
 BLOCK = 32  # elements of a q8_0 block
 BLOCK_BYTES = 34  # a little-endian f16 scale, then 32 int8 codes
@@ -21,16 +28,16 @@ class KvFormat(enum.Enum):
     Q8_0 = "q8_0"
 
     @classmethod
-    def parse(cls, text: str) -> KvFormat:
-        """Exactly `f32`, `f16` or `q8_0`; anything else is refused (contract 3.1)."""
+    def parse(cls, text: str | KvFormat) -> KvFormat:
+        """Exactly `f32`, `f16` or `q8_0`, or a format; anything else is refused (contract 3.1)."""
         for fmt in cls:
-            if fmt.value == text:
+            if text in (fmt, fmt.value):
                 return fmt
         raise Refusal(
             "3.1",
             f"cache type {text!r} is none of f32, f16, q8_0; "
             "leave MINFER_CACHE_TYPE and --cache-type out for the device's default",
-            {"cache_type": text},
+            {"cache_type": str(text)},
         )
 
     def __str__(self) -> str:
@@ -47,8 +54,13 @@ def cell_words(fmt: KvFormat, n: int) -> int:
     return (blocks * BLOCK_BYTES + 3) // 4
 
 
+def cell_bytes(fmt: KvFormat, n: int) -> int:
+    """Bytes of a cell of `n` elements: a whole number of f32 words."""
+    return 4 * cell_words(fmt, n)
+
+
 def resolve(
-    requested: str | None,
+    requested: str | KvFormat | None,
     *,
     device_kind: str,
     n_layer: int,
@@ -84,7 +96,7 @@ def resolve(
 class Region:
     """The K or the V cells of one layer, as one backend holds them.
 
-    arrays: the backend's arrays. `canonical` layout: one uint8 array [n_cells, 4 * cell_words],
+    arrays: the backend's arrays. `canonical` layout: one uint8 array [n_cells, cell_bytes],
     each cell its elements in order (q8_0: 34-byte blocks), zero padded (contract 3.5).
     """
 
@@ -105,3 +117,7 @@ class Region:
     @property
     def row_words(self) -> int:
         return cell_words(self.fmt, self.row_elems)
+
+    @property
+    def row_bytes(self) -> int:
+        return cell_bytes(self.fmt, self.row_elems)

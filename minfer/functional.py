@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from minfer import registry, window
+from minfer import registry
+from minfer import window as windows
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
+from minfer.format import Bytes, Floats, Int32, KvFormat, Region
+from minfer.kv.checks import (
+    checked_query,
+    checked_scale,
+    int32s,
+    refuse_window,
+    whole_number,
+)
 from minfer.ops import DECODE, PREFILL, Shape
-from minfer.registry import Choice
-from minfer.window import Causal, Int32, Window, WindowMode
+from minfer.window import Causal, Runs, Span, Window, WindowMode
 
 
 def attention(
@@ -39,61 +44,64 @@ def attention(
     q: float32 [n_q, n_head, d]. k, v: regions of `n_head_kv` heads. fmt: checked against the
     regions where given. positions: int32 [n_q]; by default a query's window starts at position 0,
     and causal queries are the last ones of the region. scale: default 1 / sqrt(d). width: sliding
-    width, 0 for none. variant: by name, or the default for the shape.
+    width, 0 for none. variant: by name, or the default for the shape. threads: default the cores
+    this process may use.
     """
-    choice = _choose(q, k, fmt, window.mode, kind, variant, device, threads, config)
-    at = _positions(window, len(q), k.n_cells) if positions is None else positions
-    at = np.asarray(at, dtype=np.int32)
-    block_m = int(choice.config.get("block_m", 1))
-    tiles = _tiles(window, at, block_m, decode=kind == DECODE)
+    q = checked_query(q, None, k.n_head_kv, k.head_dim)
+    seen = _checked_window(window, len(q))
+    _refuse_format(fmt, k)
+    device = Device.parse(device)
+    refuse_window(seen.mode, device.package(), device.name)
+    workers = {} if threads is None else {"threads": whole_number(threads, "threads", "10", low=1)}
+    choice = registry.select(
+        seen.mode.op,
+        device=device,
+        fmt=k.fmt,
+        shape=Shape(kind, len(q), q.shape[1], k.n_head_kv, k.head_dim),
+        variant=variant,
+        config={**workers, **(config or {})},
+    )
+    at = _positions(seen, len(q), k.n_cells) if positions is None else positions
+    at = int32s("positions", at, (len(q),))
     return choice.launch(
         q,
         k,
         v,
         at,
-        window.array,
-        tiles,
+        seen.array,
+        _tiles(seen, at, choice.block_m, decode=kind == DECODE),
         fmt=k.fmt,
-        scale=q.shape[2] ** -0.5 if scale is None else scale,
-        width=width,
+        scale=checked_scale(scale, k.head_dim),
+        width=whole_number(width, "sliding width", "2.4"),
         config=choice.config,
     )
 
 
-def _choose(
-    q: Any,
-    k: Region,
-    fmt: KvFormat | str | None,
-    mode: WindowMode,
-    kind: str,
-    variant: str | None,
-    device: str | Device,
-    threads: int | None,
-    config: Mapping[str, Any] | None,
-) -> Choice:
-    if q.ndim != 3 or q.shape[2] != k.head_dim:
+def _checked_window(given: Window, n_q: int) -> Window:
+    """The window with int32 rows, one a query; another size or kind of number is refused (2.2)."""
+    if isinstance(given, Causal):
+        return given
+    if not isinstance(given, Span | Runs):
+        kind = type(given).__name__
+        raise Refusal("2.2", f"window is a {kind}; give Causal(), Span or Runs", {"type": kind})
+    array = int32s("the window", given.array, np.shape(given.array))
+    wrapped = windows.wrap(array, n_q)
+    if wrapped.mode is not given.mode:
         raise Refusal(
-            "10",
-            f"q has shape {tuple(q.shape)}; the regions want [n_q, n_head, {k.head_dim}]",
-            {"q": tuple(q.shape), "head_dim": k.head_dim},
+            "2.2",
+            f"a window of {given.mode.value} for {n_q} queries does not hold {array.size} numbers",
+            {"mode": given.mode.value, "size": array.size, "n_q": n_q},
         )
-    wanted = KvFormat.parse(fmt) if isinstance(fmt, str) else fmt
-    if wanted not in (None, k.fmt):
+    return wrapped
+
+
+def _refuse_format(fmt: KvFormat | str | None, k: Region) -> None:
+    if fmt is not None and KvFormat.parse(fmt) is not k.fmt:
         raise Refusal(
             "3.2",
-            f"fmt is {wanted} and the regions hold {k.fmt}; leave fmt out or give that one",
-            {"fmt": str(wanted), "region": k.fmt.value},
+            f"fmt is {fmt} and the regions hold {k.fmt}; leave fmt out or give that one",
+            {"fmt": str(fmt), "region": k.fmt.value},
         )
-    shape = Shape(kind, len(q), q.shape[1], k.n_head_kv, k.head_dim)
-    workers = threads if threads is not None else len(os.sched_getaffinity(0))
-    return registry.select(
-        mode.op,
-        device=device,
-        fmt=k.fmt,
-        shape=shape,
-        variant=variant,
-        config={"threads": workers, **(config or {})},
-    )
 
 
 def _positions(window: Window, n_q: int, n_cells: int) -> Int32:
@@ -107,25 +115,25 @@ def _positions(window: Window, n_q: int, n_cells: int) -> Int32:
     return (seen - 1).astype(np.int32)
 
 
-def _tiles(window_: Window, positions: Int32, block_m: int, *, decode: bool) -> Int32:
+def _tiles(window: Window, positions: Int32, block_m: int, *, decode: bool) -> Int32:
     """Tiles of queries that grow one window by one key each; others stand alone."""
     if decode:
-        return window.tiles([1] * len(positions), 1, decode=True)
+        return windows.tiles([1] * len(positions), 1, decode=True)
     groups: list[int] = []
     for query in range(len(positions)):
-        if query and positions[query] == positions[query - 1] + 1 and _grows(window_, query):
+        if query and positions[query] == positions[query - 1] + 1 and _grows(window, query):
             groups[-1] += 1
         else:
             groups.append(1)
-    return window.tiles(groups, block_m)
+    return windows.tiles(groups, block_m)
 
 
-def _grows(window_: Window, query: int) -> bool:
+def _grows(window: Window, query: int) -> bool:
     """Whether a query sees what the one before it sees, and one key more at the end."""
-    if isinstance(window_, Causal):
+    if isinstance(window, Causal):
         return True
-    before, here = window_.array[query - 1], window_.array[query]
-    if window_.mode is WindowMode.SPAN:
+    before, here = window.array[query - 1], window.array[query]
+    if window.mode is WindowMode.SPAN:
         return bool(here[0] == before[0] and here[1] == before[1] + 1)
     used = int(np.count_nonzero(before[:, 1]))
     same = here.copy()
@@ -136,15 +144,15 @@ def _grows(window_: Window, query: int) -> bool:
     return bool((same == before).all())
 
 
-def quantize(rows: Any, *, device: str | Device = "cpu") -> NDArray[np.uint8]:
-    """float32 rows [n, m] as canonical q8_0 cells, uint8 [n, 4 * cell_words] (contract 4.1)."""
+def quantize(rows: Any, *, device: str | Device = "cpu") -> Bytes:
+    """float32 rows [n, m] as canonical q8_0 cells, uint8 [n, cell_bytes] (contract 4.1)."""
     choice = registry.select("quantize_q8_0", device=device)
-    result: NDArray[np.uint8] = choice.launch(rows, config=choice.config)
+    result: Bytes = choice.launch(rows, config=choice.config)
     return result
 
 
-def dequantize(cells: Any, n: int, *, device: str | Device = "cpu") -> NDArray[np.float32]:
+def dequantize(cells: Any, n: int, *, device: str | Device = "cpu") -> Floats:
     """The n values of each canonical q8_0 cell, float32 [n_cells, n]."""
     choice = registry.select("dequantize_q8_0", device=device)
-    result: NDArray[np.float32] = choice.launch(cells, n=n, config=choice.config)
+    result: Floats = choice.launch(cells, n=n, config=choice.config)
     return result

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from minfer.errors import Refusal
 from minfer.format import KvFormat
 
 Config = Mapping[str, Any]
@@ -21,6 +22,10 @@ Fn = TypeVar("Fn", bound=Kernel)
 
 PREFILL, DECODE = "prefill", "decode"
 KINDS = (PREFILL, DECODE)
+
+# Which dimensions of a head row turn together: i and i + n_rot / 2, or 2i and 2i + 1.
+HALF, INTERLEAVED = "half", "interleaved"
+PAIRINGS = (HALF, INTERLEAVED)
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,20 @@ class Numerics:
     acc: str
 
 
+def check_kind(kind: object) -> None:
+    """Refuse a kind of tokens that is neither prefill nor decode."""
+    if kind not in KINDS:
+        raise Refusal("1", f"kind {kind!r} is none of {', '.join(KINDS)}", {"kind": kind})
+
+
+def check_pairing(pairing: object) -> None:
+    """Refuse a rope pairing that is neither half nor interleaved."""
+    if pairing not in PAIRINGS:
+        raise Refusal(
+            "5.7", f"pairing {pairing!r} is neither {HALF} nor {INTERLEAVED}", {"pairing": pairing}
+        )
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a choice of variant may depend on; never positions, cells or sequences."""
@@ -107,7 +126,17 @@ class Shape:
     n_head: int = 1
     n_head_kv: int = 1
     head_dim: int = 64
-    n_runs: int = 1
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind)
+        for name in ("n_q", "n_head", "n_head_kv", "head_dim"):
+            size, least = getattr(self, name), int(name != "n_q")  # a call may hold no query
+            if not isinstance(size, int) or size < least:
+                raise Refusal(
+                    "10",
+                    f"{name} is {size!r}; a shape has a whole number of at least {least}",
+                    {"name": name, "value": size, "least": least},
+                )
 
 
 @dataclass(frozen=True)
@@ -117,9 +146,8 @@ class Limits:
     kinds: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     head_dim_multiple: int = 1
-    max_runs: int | None = None
 
-    def refusal(self, shape: Shape) -> str | None:
+    def why_not(self, shape: Shape) -> str | None:
         """Why `shape` is not taken, or None if it is."""
         if self.kinds and shape.kind not in self.kinds:
             return f"is for {' and '.join(self.kinds)}, not {shape.kind}"
@@ -127,8 +155,6 @@ class Limits:
             return f"head_dim {shape.head_dim} is not one of {list(self.head_dims)}"
         if shape.head_dim % self.head_dim_multiple:
             return f"head_dim {shape.head_dim} is no multiple of {self.head_dim_multiple}"
-        if self.max_runs is not None and shape.n_runs > self.max_runs:
-            return f"{shape.n_runs} runs are more than {self.max_runs}"
         return None
 
 
@@ -149,11 +175,11 @@ class Variant:
     name: str
     launch: Kernel
     formats: tuple[KvFormat, ...]
-    limits: Limits = Limits()
-    query: Mapping[KvFormat, str] = field(default_factory=dict)
-    invariant: bool = True
-    space: Mapping[str, Tunable] = field(default_factory=dict)
-    default: bool = True
+    limits: Limits
+    query: Mapping[KvFormat, str]
+    invariant: bool
+    space: Mapping[str, Tunable]
+    default: bool
 
     @property
     def source(self) -> tuple[str, int]:
@@ -168,10 +194,6 @@ class Variant:
     def config(self) -> dict[str, Any]:
         """The default configuration."""
         return {name: tunable.default for name, tunable in self.space.items()}
-
-    def numeric_config(self, config: Config) -> dict[str, Any]:
-        """The part of `config` that may change bits."""
-        return {name: config[name] for name, t in self.space.items() if t.numeric}
 
 
 def split_name(function_name: str) -> tuple[str, str]:

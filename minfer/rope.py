@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-HALF = "half"  # dimension i turns with i + n_rot / 2
-INTERLEAVED = "interleaved"  # dimension 2i turns with 2i + 1
+from minfer.format import Floats
 
 
 def inverse_frequencies(n_rot: int, base: float) -> NDArray[np.float64]:
@@ -17,7 +16,7 @@ def inverse_frequencies(n_rot: int, base: float) -> NDArray[np.float64]:
     return base ** -(np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
 
 
-def tables(n_ctx: int, n_rot: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def tables(n_ctx: int, n_rot: int, base: float) -> tuple[Floats, Floats]:
     """cos and sin, float32 [n_ctx, n_rot / 2], of every position."""
     angle = np.arange(n_ctx, dtype=np.float64)[:, None] * inverse_frequencies(n_rot, base)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)

@@ -30,6 +30,11 @@ SETTINGS = (
 )
 
 
+def values() -> dict[str, str]:
+    """Every setting as it stands: the variable's text, or the default where unset or empty."""
+    return {s.name: os.environ.get(s.name) or s.default for s in SETTINGS}
+
+
 def flag(name: str) -> bool:
     """The on/off value of environment variable `name`."""
     value = os.environ.get(name, "")
@@ -38,7 +43,9 @@ def flag(name: str) -> bool:
     if value == "1":
         return True
     raise Refusal(
-        "9.5", f"{name}={value!r} is neither 0 nor 1; unset it or use one of them", {name: value}
+        "9.5",
+        f"{name}={value!r} is neither 0 nor 1; unset it or use one of them",
+        {"name": name, "value": value},
     )
 
 

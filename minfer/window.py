@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.errors import Refusal
+from minfer.format import Int32 as Int32  # the type of every window
 
 KV_MAP_MAX_SPANS = 4
 PARTITION = 256
-
-Int32: TypeAlias = NDArray[np.int32]
 
 
 class CellSpan(NamedTuple):
@@ -140,20 +139,23 @@ def span(spans: Sequence[CellSpan], pos: int, width: int = 0) -> tuple[int, int]
     return cell, cell + length
 
 
-def span_array(groups: Sequence[tuple[Sequence[CellSpan], Sequence[int]]]) -> Int32:
-    """int32 [n_q, 2] for groups of (spans of a sequence, positions), unclipped by width."""
-    rows = [span(spans, pos) for spans, positions in groups for pos in positions]
+Groups: TypeAlias = Sequence[tuple[Sequence[CellSpan], Sequence[int]]]
+
+
+def span_array(groups: Groups, width: int = 0) -> Int32:
+    """int32 [n_q, 2] for groups of (spans of a sequence, positions); width clips it, 0 does not."""
+    rows = [span(spans, pos, width) for spans, positions in groups for pos in positions]
     return np.array(rows, dtype=np.int32).reshape(-1, 2)
 
 
-def runs_array(groups: Sequence[tuple[Sequence[CellSpan], Sequence[int]]]) -> Int32:
-    """int32 [n_q, 4, 2], zero padded, for groups of (spans of a sequence, positions)."""
+def runs_array(groups: Groups, width: int = 0) -> Int32:
+    """int32 [n_q, 4, 2], zero padded, for groups as `span_array` takes them."""
     n_q = sum(len(positions) for _, positions in groups)
     table = np.zeros((n_q, KV_MAP_MAX_SPANS, 2), dtype=np.int32)
     query = 0
     for spans, positions in groups:
         for pos in positions:
-            seen = runs(spans, pos)
+            seen = runs(spans, pos, width)
             table[query, : len(seen)] = seen
             query += 1
     return table
@@ -191,7 +193,8 @@ def tiles(groups: Sequence[int], block_m: int, *, decode: bool = False) -> Int32
 def check(window: Window, positions: Int32, n_cells: int) -> None:
     """Refuse a window that reads outside the arena or is empty (contract 2.5)."""
     if len(positions) and int(positions.min()) < 0:
-        raise Refusal("2.5", f"position {int(positions.min())} is negative", {})
+        lowest = int(positions.min())
+        raise Refusal("2.5", f"position {lowest} is negative", {"position": lowest})
     if isinstance(window, Causal):
         if len(positions) and int(positions.max()) >= n_cells:
             raise Refusal(

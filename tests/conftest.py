@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from tiny_models import write_tiny_gguf
 
-from minfer import settings
+from minfer import kernels_numba, registry, settings
+from minfer.device import Device
 from minfer.pull import model_path
 
-pytest.register_assert_rewrite("cell_tables", "stores")  # their assertions show values too
+# Their assertions show values too.
+pytest.register_assert_rewrite("cell_tables", "stores", "refusals", "errors_allowed")
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants that a test adds are gone after it."""
+    monkeypatch.setattr(registry, "_added", {})
+
+
+@pytest.fixture
+def causal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every device has the CPU's kernels, in a package that says it reads no spans."""
+    fake = ModuleType("causal_only")
+    vars(fake).update(vars(kernels_numba), SUPPORTS_ATTN_SPAN=False)
+    monkeypatch.setattr(Device, "package", lambda device: fake)
 
 
 @pytest.fixture(scope="session")

@@ -19,15 +19,15 @@ PACKAGE = ROOT / "minfer"
 
 # From the ground up: a module imports its own layer and those before it.
 LAYERS = (
-    ("errors", "settings", "format", "window", "rope", "memory"),
-    ("ops", "reference", "cases"),
+    ("errors", "settings", "format", "window", "memory"),
+    ("ops", "rope", "timing", "reference", "cases"),
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
-    ("device", "registry", "functional"),
+    ("device", "receipt", "registry"),
     ("kv",),
-    ("graph",),
+    ("functional", "graph"),
     ("models",),
     ("pull",),
-    ("engine",),
+    ("loading", "engine"),
     ("commands",),
     ("cli",),
     ("__main__",),
@@ -132,19 +132,17 @@ def test_every_public_name_resolves() -> None:
 
 def test_files_and_functions_stay_small() -> None:
     for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
-        text = path.read_text()
-        limit = 400 if "kernels" in path.parts[-2] or path.parts[-2] == "tests" else 300
+        text, folder = path.read_text(), path.parts[-2]
+        roomy = "kernels" in folder or folder == "tests"
+        limit = 400 if roomy else 250
         assert len(text.splitlines()) <= limit, f"{path} is over {limit} lines"
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
-                assert length <= 70, f"{path.name}:{node.name} has {length} lines"
+                assert length <= 60, f"{path.name}:{node.name} has {length} lines"
 
 
 def test_environment_is_read_in_one_module() -> None:
     for path in modules():
-        if home(path) in ("settings",):
-            continue
         reads = re.findall(r"os\.(?:environ|getenv)", path.read_text())
-        # `minfer devices` shows the raw values of the table in settings.
-        assert not reads or path.name == "inspect.py", f"{path} reads the environment"
+        assert not reads or home(path) == "settings", f"{path} reads the environment"

@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cell_tables import feed, refused
+from cell_tables import feed
+from refusals import refused
 
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
@@ -68,28 +69,28 @@ def test_release_joins_neighbours_on_both_sides() -> None:
 @pytest.mark.parametrize("seq", [-1, 2**31, True, 1.0, "1", None])
 def test_bad_sequence_ids(seq: object) -> None:
     tables = CellTables(4)
-    refused(tables, "5.2", lambda: tables.reserve(seq, 1))  # type: ignore[arg-type]
+    refused(tables, "5.2", lambda: tables.reserve(seq, 1))
 
 
 @pytest.mark.parametrize("cap", [0, -1, True, 2.0, None])
 def test_bad_caps(cap: object) -> None:
     tables = CellTables(4)
-    refused(tables, "5.2", lambda: tables.reserve(1, cap))  # type: ignore[arg-type]
+    refused(tables, "5.2", lambda: tables.reserve(1, cap))
 
 
 @pytest.mark.parametrize("n_ctx", [0, -3, True, 4.0])
 def test_bad_arenas(n_ctx: object) -> None:
     with pytest.raises(Refusal) as caught:
-        CellTables(n_ctx)  # type: ignore[arg-type]
+        CellTables(n_ctx)
     assert caught.value.rule == "10"
     assert repr(n_ctx) in caught.value.message
 
 
 def test_numpy_integers_name_the_same_sequence() -> None:
     tables = CellTables(8)
-    tables.reserve(np.int64(3), np.uint8(4))  # type: ignore[arg-type]
+    tables.reserve(np.int64(3), np.uint8(4))
     assert tables.written(3) == 0
-    assert tables.cap(np.int32(3)) == 4  # type: ignore[arg-type]
+    assert tables.cap(np.int32(3)) == 4
 
 
 def test_unknown_sequences_are_refused_everywhere() -> None:
@@ -117,7 +118,7 @@ def test_truncate_keeps_the_first_rows() -> None:
     assert tables.written(1) == 2
     assert tables.written_cells(1) == (range(2),)
     for rows in (3, -1, 1.0):
-        refused(tables, "5.11", partial(tables.truncate, 1, rows))  # type: ignore[arg-type]
+        refused(tables, "5.11", partial(tables.truncate, 1, rows))
     tables.truncate(1, 0)
     assert tables.written_cells(1) == ()
 

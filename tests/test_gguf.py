@@ -103,7 +103,6 @@ def test_q8_0_by_hand(tmp_path: Path) -> None:
     file = opened(tmp_path, raw_gguf(rows=(row("w", (2, 32), TYPE_Q8_0),), data=data))
     assert file.tensor_info("w") == ("Q8_0", (2, 32))
     np.testing.assert_array_equal(file.tensor("w"), scales.astype("f4") * codes.astype("f4"))
-    assert file.stored("w").shape == (2, 34) and file.stored("w").tobytes() == data
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

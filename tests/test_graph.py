@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import write_tiny_gguf
 
 from minfer import Batch, Engine, KvStore
 from minfer.errors import Refusal
@@ -15,13 +14,13 @@ from minfer.format import KvFormat
 from minfer.graph.cache import MAX_GRAPHS, GraphCache
 from minfer.graph.params import GraphParams
 from minfer.graph.run import execute, fill_batch_inputs
+from minfer.kv.inputs import StepInputs
 from minfer.window import WindowMode
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    write_tiny_gguf(tmp_path / "tiny.gguf")
-    return Engine.load(tmp_path / "tiny.gguf", n_ctx=512, threads=1)
+def engine(tiny_gguf: Path) -> Engine:
+    return Engine.load(tiny_gguf, n_ctx=512, threads=1)
 
 
 def decode_graph(engine: Engine, n_tokens: int = 1):
@@ -66,6 +65,17 @@ def test_receipts_cover_every_op(engine: Engine) -> None:
     assert "matmul" not in ops
 
 
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_tiles_have_the_height_of_the_bound_variant(engine: Engine, kind: str) -> None:
+    graph = engine._build(replace(decode_graph(engine, 40).params, kind=kind))
+    (receipt,) = [r for r in graph.receipts if r.op == "attn_window"]
+    at = np.arange(40, dtype=np.int32)
+    planned = StepInputs(kind, WindowMode.CAUSAL, (40,), at, at, None)
+    filled = fill_batch_inputs(graph, planned, [5] * 40, range(40), 512)
+    height = int(receipt.config.get("block_m", 1))
+    assert filled["tiles"][:, 1].max() == height == (32 if kind == "prefill" else 1)
+
+
 def test_intermediate_rows_are_dropped_after_their_last_use(engine: Engine) -> None:
     graph = decode_graph(engine)
     made = [slot for node in graph.nodes for slot in node.outputs]
@@ -76,17 +86,9 @@ def test_intermediate_rows_are_dropped_after_their_last_use(engine: Engine) -> N
             assert not set(node.frees) & set(later.inputs)
 
 
-@dataclass
-class Planned:
-    positions: np.ndarray
-    cells: np.ndarray
-    window: np.ndarray | None
-    tiles: np.ndarray
-
-
-def good() -> Planned:
+def good() -> StepInputs:
     at = np.array([3], np.int32)
-    return Planned(at, at, None, np.array([[0, 1]], np.int32))
+    return StepInputs("decode", WindowMode.CAUSAL, (1,), at, at, None)
 
 
 def i32(*values: int) -> np.ndarray:
@@ -103,8 +105,8 @@ BAD_INPUTS = {
     "output row past the batch": ({"out_rows": [1]}, "outside the batch"),
     "another window mode": ({"window": np.array([[0, 4]], np.int32)}, "built otherwise"),
     "window of odd size": ({"window": i32(1, 2, 3)}, "fits no mode"),
-    "tile past the batch": ({"tiles": np.array([[0, 2]], np.int32)}, "do not cut 1 queries"),
-    "no tile": ({"tiles": np.zeros((1, 2), np.int32)}, "do not cut 1 queries"),
+    "tile past the batch": ({"groups": (2,)}, "do not cut 1 queries"),
+    "no tile": ({"groups": ()}, "do not cut 1 queries"),
 }
 
 
@@ -118,17 +120,23 @@ def test_fill_checks_every_bound(engine: Engine, over: dict, message: str) -> No
         fill_batch_inputs(graph, planned, tokens, rows, 512)
 
 
-def test_a_graph_never_runs_on_cells_of_another_width(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("cache_type", "times", "held"),
+    [("f16", 1, "f16 cells of 32"), ("f16", 2, "f16 cells of 64"), ("f32", 2, "f32 cells of 128")],
+)
+def test_a_graph_never_runs_on_cells_of_another_format_or_width(
+    engine: Engine, cache_type: str, times: int, held: str
+) -> None:
     graph = decode_graph(engine)
     hp = engine.hp
-    store = KvStore(hp.n_layer, 16, hp.n_head_kv, hp.head_dim, cache_type="f16")
+    store = KvStore(hp.n_layer, 16, times * hp.n_head_kv, hp.head_dim, cache_type=cache_type)
     store.reserve(0, 4)
     with (
-        pytest.raises(Refusal, match="cells of 32 words and the graph was built for 64") as refused,
+        pytest.raises(Refusal, match=f"holds {held} words and the .* f32 cells of 64") as refused,
         store.step(Batch([0], [0], "decode", [5])) as step,
     ):
         execute(graph, fill_batch_inputs(graph, step.inputs, [5], [0], 16), step)
-    assert refused.value.rule == "3.4"
+    assert refused.value.rule == "3.2"
     assert store.written(0) == 0
 
 

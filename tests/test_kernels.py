@@ -29,7 +29,7 @@ MATRIX = [
     for v in registry.variants(op, "cpu")
     for fmt in v.formats
     for case in cases.CASES
-    if case.mode.op == op and case.fits(fmt) and v.limits.refusal(case.shape) is None
+    if case.mode.op == op and case.fits(fmt) and v.limits.why_not(case.shape) is None
 ]
 
 

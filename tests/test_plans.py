@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from cell_tables import feed, refused
+from cell_tables import feed
+from refusals import refused
 
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
@@ -22,7 +23,6 @@ def test_a_plan_resolves_every_group() -> None:
     plan = tables.plan(Batch([2, 2, 1], [3, 4, 0], "prefill"))
     assert plan.cells == (range(9, 11), range(0, 1))
     assert plan.spans == (((0, 6, 6),), ((0, 0, 6),))
-    assert plan.before == (Entry(1, 3), Entry(0, 0))
     assert plan.after == (Entry(1, 5), Entry(0, 1))
     assert plan.mode is WindowMode.SPAN
     assert plan.copies == ()

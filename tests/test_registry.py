@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from minfer import registry
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kernels_numba.attn_window import attn_window_rows
-from minfer.ops import DECODE, PREFILL, Limits, Shape, Tunable, split_name, variant
+from minfer.ops import DECODE, PREFILL, Limits, Shape, split_name, variant
+
+DECODING = Shape(kind=DECODE)
 
 
 def choose(**how: object) -> registry.Choice:
-    return registry.select("attn_window", **how)  # type: ignore[arg-type]
+    return registry.select("attn_window", **how)
 
 
 @pytest.mark.parametrize("fmt", list(KvFormat))
@@ -64,17 +67,42 @@ def test_config_overrides_only_what_is_named() -> None:
     assert (config["block_m"], config["threads"]) == (8, 1)
 
 
+@pytest.mark.parametrize("value", ["8", 8.0, True, None, 0, -1])
+@pytest.mark.parametrize("name", ["block_m", "threads"])
+def test_a_value_of_another_type_or_below_one_is_refused(name: str, value: object) -> None:
+    with pytest.raises(Refusal, match=f"{name} {value!r} of attn_window_flash") as refused:
+        choose(shape=Shape(kind=PREFILL), config={name: value})
+    assert refused.value.rule == "6.4"
+    assert refused.value.facts["value"] is value
+
+
+def test_threads_are_checked_where_an_op_has_no_use_for_them(mine: types.ModuleType) -> None:
+    registry.add(mine)
+    assert "threads" not in choose(variant="mine", shape=DECODING, config={"threads": 4}).config
+    with pytest.raises(Refusal, match="threads 0 of"):
+        choose(variant="mine", shape=DECODING, config={"threads": 0})
+
+
+@pytest.mark.parametrize("fmt", ["q8_0", KvFormat.Q8_0])
+def test_a_format_is_taken_by_name_too(fmt: str | KvFormat) -> None:
+    assert registry.explain("attn_window", fmt=fmt).fmt == "q8_0"
+    with pytest.raises(Refusal, match="cache type 'Q8_0'"):
+        registry.explain("attn_window", fmt="Q8_0")
+
+
 def test_receipt_names_the_source_relative_to_the_package() -> None:
     receipt = choose(shape=Shape(kind=DECODE)).receipt
     assert receipt.file == "minfer/kernels_numba/attn_window.py"
     text = str(receipt)
     assert f"{receipt.file}:{receipt.line}" in text
     assert "not rows: split comes later and takes it too" in text
-    assert receipt.as_dict()["refused"]["flash"].startswith("is for prefill")
+    report = receipt.as_dict()
+    assert report["refused"]["flash"].startswith("is for prefill")
+    assert report["shape"]["kind"] == "decode" and json.loads(json.dumps(report)) == report
 
 
 @pytest.fixture
-def mine() -> Iterator[types.ModuleType]:
+def mine(added: None) -> Iterator[types.ModuleType]:
     """A user's module with one variant of its own."""
     module = types.ModuleType("mine")
 
@@ -84,12 +112,10 @@ def mine() -> Iterator[types.ModuleType]:
         )
 
     attn_window_mine.__module__ = "mine"
-    space = {"threads": Tunable(1, (1, 2))}
-    module.launch = variant(limits=Limits(kinds=(DECODE,)), space=space)(attn_window_mine)  # type: ignore[attr-defined]
+    module.launch = variant(limits=Limits(kinds=(DECODE,)))(attn_window_mine)
     sys.modules["mine"] = module
     yield module
     del sys.modules["mine"]
-    registry._added.clear()
 
 
 def test_an_added_module_is_reachable_by_name_and_never_a_default(mine: types.ModuleType) -> None:
@@ -105,7 +131,7 @@ def test_an_added_module_is_reachable_by_name_and_never_a_default(mine: types.Mo
 def test_a_name_given_twice_is_refused(mine: types.ModuleType) -> None:
     registry.add(mine)
     other = types.ModuleType("other")
-    other.launch = mine.launch  # type: ignore[attr-defined]
+    other.launch = mine.launch
     mine.launch.__module__ = "other"
     with pytest.raises(Refusal, match="attn_window_mine is defined twice"):
         registry.add(other)

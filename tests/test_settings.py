@@ -26,6 +26,7 @@ def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -
     with pytest.raises(Refusal, match=f"{FLAG}={value!r}") as refused:
         settings.flag(FLAG)
     assert refused.value.rule == "9.5"
+    assert refused.value.facts == {"name": FLAG, "value": value}
 
 
 def test_empty_cache_type_means_auto(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,17 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert settings.cache_dir() == tmp_path / "minfer"
     monkeypatch.setenv("MINFER_CACHE_DIR", str(tmp_path / "mine"))
     assert settings.cache_dir() == tmp_path / "mine"
+
+
+def test_values_show_what_is_set_and_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in settings.SETTINGS:
+        monkeypatch.delenv(setting.name, raising=False)
+    monkeypatch.setenv("MINFER_CACHE_TYPE", "q8")
+    monkeypatch.setenv(FLAG, "")
+    assert settings.values() == {
+        **{setting.name: setting.default for setting in settings.SETTINGS},
+        "MINFER_CACHE_TYPE": "q8",
+    }
 
 
 def test_every_setting_is_documented() -> None:

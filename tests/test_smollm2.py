@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import transformers_name
+from tiny_models import read_in_transformers
 
-from minfer import Batch, Engine, settings
+from minfer import Batch, Engine
 from minfer.format import KvFormat
-from minfer.models import gguf
-from minfer.models.hyperparameters import Hyperparameters
-from minfer.pull import pull
 
 pytestmark = pytest.mark.model
 
@@ -24,17 +21,12 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    return pull("smollm2", settings.cache_dir())
-
-
-@pytest.fixture(scope="module")
-def engines(path: Path) -> dict[str, Engine]:
+def engines(smollm2: Path) -> dict[str, Engine]:
     """One engine a format; they share the decoded weights to save memory and time."""
-    first = Engine.load(path, cache_type="f32", n_ctx=512)
+    first = Engine.load(smollm2, cache_type="f32", n_ctx=512)
     made = {"f32": first}
     for fmt in ("f16", "q8_0"):
-        engine = Engine.load(path, cache_type=fmt, n_ctx=512)
+        engine = Engine.load(smollm2, cache_type=fmt, n_ctx=512)
         engine._weights = first._weights
         made[fmt] = engine
     return made
@@ -57,59 +49,24 @@ def test_the_capital_of_france_is_paris(engine: Engine) -> None:
 
 
 def test_q8_0_takes_3_76_times_less_than_f32(engines: dict[str, Engine]) -> None:
-    sizes = {fmt: engine.store.nbytes for fmt, engine in engines.items()}
+    sizes = {fmt: engine.cache_bytes() for fmt, engine in engines.items()}
     assert round(sizes["f32"] / sizes["q8_0"], 2) == 3.76
     assert sizes["f32"] / sizes["f16"] == 2.0
     assert sizes["q8_0"] == engines["f32"].cache_bytes(KvFormat.Q8_0) == 2 * 30 * 512 * 51 * 4
 
 
-def half_split(weight: np.ndarray, n_head: int) -> np.ndarray:
-    """Rows of q or k from interleaved pairs back to the order of transformers."""
-    pairs = weight.reshape(n_head, -1, 2, weight.shape[1])
-    return pairs.swapaxes(1, 2).reshape(weight.shape)
-
-
 @pytest.mark.parametrize("engine", ["f32"], indirect=True)
-def test_logits_are_those_of_transformers_with_the_same_weights(engine: Engine, path: Path) -> None:
+def test_logits_are_those_of_transformers_with_the_same_weights(engine: Engine) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    file = gguf.open_gguf(path)
-    hp = Hyperparameters.from_gguf(file)
-    config = LlamaConfig(
-        vocab_size=hp.n_vocab,
-        hidden_size=hp.n_embd,
-        intermediate_size=hp.n_ff,
-        num_hidden_layers=hp.n_layer,
-        num_attention_heads=hp.n_head,
-        num_key_value_heads=hp.n_head_kv,
-        head_dim=hp.head_dim,
-        max_position_embeddings=hp.n_ctx_train,
-        rope_parameters={"rope_type": "default", "rope_theta": hp.rope_base},
-        rms_norm_eps=hp.rms_eps,
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    state = {}
-    for name in file.tensor_names:
-        weight = file.tensor(name)
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
-            heads = hp.n_head if "attn_q" in name else hp.n_head_kv
-            weight = half_split(weight, heads)
-        state[transformers_name(name)] = torch.from_numpy(np.array(weight))
-    model.to_empty(device="cpu")
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    model.load_state_dict(state, strict=False, assign=True)
-    model.tie_weights()
-    model.train(False)
-
+    model = read_in_transformers(engine.path)
     tokens = engine.tokenizer.encode(TEXT)
     with torch.no_grad():
         theirs = model(torch.tensor([tokens])).logits[0].numpy()
     engine.store.reserve(0, len(tokens))
     batch = Batch([0] * len(tokens), list(range(len(tokens))), "prefill", tokens)
     ours = engine.forward(batch, n_out=len(tokens))
+    # f32 sums in another order, and float64 rope tables here.
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 1e-4
     assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).all()
 
@@ -140,7 +97,7 @@ def test_two_sequences_in_a_batch_equal_two_single_runs(engine: Engine) -> None:
         for _ in range(3):
             rows.append(engine.decode(int(np.argmax(rows[-1])), seq))
         alone.append(np.stack(rows))
-    together = [[], []]
+    together: list[list[np.ndarray]] = [[], []]
     seqs = [seq for seq in (2, 3) for _ in prompts[seq - 2]]
     at = [i for prompt in prompts for i in range(len(prompt))]
     for seq in (2, 3):
@@ -160,12 +117,12 @@ def test_two_sequences_in_a_batch_equal_two_single_runs(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", FORMATS, indirect=True)
-def test_the_number_of_threads_changes_no_bit(engine: Engine, path: Path) -> None:
+def test_the_number_of_threads_changes_no_bit(engine: Engine, smollm2: Path) -> None:
     tokens = engine.tokenizer.encode(TEXT)
     engine.store.reserve(0, 64)
     expected = engine.prefill(tokens, 0)
     decoded = engine.decode(5, 0)
-    alone = Engine.load(path, cache_type=engine.store.fmt.value, n_ctx=64, threads=1)
+    alone = Engine.load(smollm2, cache_type=engine.store.fmt.value, n_ctx=64, threads=1)
     alone._weights = engine._weights
     alone.store.reserve(0, 64)
     assert np.array_equal(alone.prefill(tokens, 0), expected)

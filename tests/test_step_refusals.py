@@ -7,9 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from refusals import refused
 from stores import (
     BATCH,
     batch_rows,
+    forward,
     make_store,
     scattered,
     tokens,
@@ -21,7 +23,7 @@ from minfer.kv.store import KvStore
 
 def failed_step(rule: str, use: Callable[[KvStore], object], **kwargs: int) -> Refusal:
     """The refusal of a step that `use` breaks; the tables are as before."""
-    store = make_store(**kwargs)  # type: ignore[arg-type]
+    store = make_store(**kwargs)
     store.reserve(1, 8)
     digest = store.digest()
     with pytest.raises(Refusal) as caught:
@@ -90,7 +92,7 @@ def test_bad_rows() -> None:
 
     def write(k: object, v: object, store: KvStore) -> None:
         with store.step(BATCH) as step:
-            step.write(0, k=k, v=v)  # type: ignore[arg-type]
+            step.write(0, k=k, v=v)
 
     assert "float64" in failed_step("4.2", partial(write, k.astype(np.float64), v)).message
     failed_step("4.2", partial(write, k, v.astype(np.float16)))
@@ -108,7 +110,7 @@ def test_bad_queries() -> None:
     def attend(arguments: dict[str, object], store: KvStore) -> None:
         with store.step(BATCH) as step:
             step.write(0, k=k, v=v)
-            step.attend(0, **{"q": q, **arguments})  # type: ignore[arg-type]
+            step.attend(0, **{"q": q, **arguments})
 
     error = failed_step("2.8", partial(attend, {"q": q[:, :5]}))
     assert error.facts == {"n_head": 5, "n_head_kv": 2}
@@ -171,3 +173,14 @@ def test_a_refused_plan_opens_no_step() -> None:
         assert caught.value.rule == rule
         assert (store.digest(), store.generation) == (digest, generation)
     store.reserve(8, 1)
+
+
+def test_kernels_without_spans_take_causal_steps_only(causal_only: None) -> None:
+    store = make_store()
+    store.reserve(1, 4)
+    store.reserve(2, 4)
+    forward(store, tokens((1, 0, 2)))
+    for batch in (tokens((2, 0, 1)), tokens((1, 2, 1), (2, 0, 1))):
+        refused(store, "2.6", partial(forward, store, batch), "one is span", "from cell 0")
+    forward(store, tokens((1, 2, 2), kind="decode"))
+    assert (store.written(1), store.written(2)) == (4, 0)

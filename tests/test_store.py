@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refused
 
 from minfer import reference
 from minfer.errors import Refusal
-from minfer.format import KvFormat
+from minfer.format import KvFormat, cell_bytes
 from minfer.kv.batch import Batch
 from minfer.kv.store import KvStore
 
@@ -33,16 +33,6 @@ def rows(seed: int, n: int) -> Rows:
 def bytes_of(store: KvStore) -> bytes:
     regions = [r for layer in range(store.n_layer) for r in store.region(layer)]
     return b"".join(region.arrays[0].tobytes() for region in regions)
-
-
-def refused(store: KvStore, rule: str, call: Callable[[], object]) -> Refusal:
-    """The refusal of `call`, which cites `rule` and changed neither tables nor bytes."""
-    before = store.digest(), store.generation, bytes_of(store)
-    with pytest.raises(Refusal) as caught:
-        call()
-    assert caught.value.rule == rule, caught.value
-    assert (store.digest(), store.generation, bytes_of(store)) == before
-    return caught.value
 
 
 def stored(array: Rows, cache_type: str) -> Rows:
@@ -79,7 +69,7 @@ def test_a_sequence_without_rows_exports_none() -> None:
     store = make_store()
     store.reserve(1, 4)
     assert store.export(1, 0).shape == (0, N_HEAD_KV, HEAD_DIM)
-    assert store.export_cells(1, 0).shape == (0, 4 * store.row_words)
+    assert store.export_cells(1, 0).shape == (0, cell_bytes(KvFormat.F32, 64))
 
 
 @pytest.mark.parametrize("cache_type", FORMATS)
@@ -125,11 +115,9 @@ def test_the_store_says_where_sequences_lie() -> None:
 @pytest.mark.parametrize(("cache_type", "words"), [("f32", 64), ("f16", 32), ("q8_0", 17)])
 def test_bytes_of_a_store(cache_type: str, words: int) -> None:
     store = make_store(cache_type)
-    assert store.row_words == words
-    assert store.nbytes == 2 * N_LAYER * 24 * words * 4
     held = sum(r.arrays[0].nbytes for i in range(N_LAYER) for r in store.region(i))
-    assert held == store.nbytes
-    assert store.nbytes == KvStore.memory_bytes(
+    assert held == 2 * N_LAYER * 24 * words * 4
+    assert held == KvStore.memory_bytes(
         n_layer=N_LAYER, n_ctx=24, n_head_kv=N_HEAD_KV, head_dim=HEAD_DIM, fmt=store.fmt
     )
     assert store.layout == "canonical"
@@ -169,7 +157,7 @@ def test_the_cache_type_comes_from_the_argument_then_the_environment(
 def test_bad_stores(rule: str, changed: dict[str, object]) -> None:
     sizes: dict[str, object] = {"n_layer": 1, "n_ctx": 4, "n_head_kv": 2, "head_dim": 32}
     with pytest.raises(Refusal) as caught:
-        KvStore(**{**sizes, **changed})  # type: ignore[arg-type]
+        KvStore(**{**sizes, **changed})
     assert caught.value.rule == rule
     assert repr(next(reversed(changed.values()))) in caught.value.message
 
@@ -210,7 +198,7 @@ def test_bad_exports() -> None:
     store = filled()
     refused(store, "10", lambda: store.export(1, 0, "q"))
     for layer in (-1, N_LAYER, True, 0.0):
-        refused(store, "5.5", partial(store.export, 1, layer))  # type: ignore[arg-type]
+        refused(store, "5.5", partial(store.export, 1, layer))
 
 
 def test_bad_imports() -> None:

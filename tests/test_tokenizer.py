@@ -126,12 +126,12 @@ def test_a_stream_holds_incomplete_characters() -> None:
 def test_ends_and_special_ids() -> None:
     tokenizer = tiny()
     assert (tokenizer.bos, tokenizer.eos, tokenizer.eot) == (1, 2, None)
-    assert tokenizer.add_bos is False and tokenizer.n_vocab == 289
+    assert tokenizer.prompt_start == () and tokenizer.n_vocab == 289
     assert [tokenizer.is_end(i) for i in range(4)] == [True, False, True, False]
     assert tiny(eot_token_id=1).is_end(1)
-    assert tiny(add_bos_token=None).add_bos is False
-    assert tiny(add_bos_token=None, pre="llama-bpe").add_bos is True
-    assert tiny(add_bos_token=True).add_bos is True
+    assert tiny(add_bos_token=None).prompt_start == ()
+    assert tiny(add_bos_token=None, pre="llama-bpe").prompt_start == (1,)
+    assert tiny(add_bos_token=True).prompt_start == (1,)
 
 
 def test_a_token_that_is_none_is_refused() -> None:
@@ -244,7 +244,7 @@ def test_smollm2_by_hand(smollm2: Path) -> None:
     assert pieces(tokenizer, "The capital of France is 42!") == [
         *("The", " capital", " of", " France", " is", " ", "4", "2", "!"),
     ]
-    assert (tokenizer.bos, tokenizer.eos, tokenizer.add_bos) == (1, 2, False)
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.prompt_start) == (1, 2, ())
     assert tokenizer.end_ids == {0, 2}
 
 
@@ -276,7 +276,7 @@ def test_spm_joins_by_score() -> None:
     assert [tokens[i] for i in tokenizer.encode("hell")] == [SPACE, "he", "ll"]
     assert [tokens[i] for i in tokenizer.encode("  lo")] == [SPACE + SPACE, SPACE, "l", "o"]
     assert [tokens[i] for i in tokenizer.encode("é")] == [SPACE, "<0xC3>", "<0xA9>"]
-    assert tokenizer.add_bos is True
+    assert tokenizer.prompt_start == (tokenizer.bos,)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer.format import Floats
 from minfer.models.gguf import open_gguf
 from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.vocabulary import byte_alphabet
@@ -30,7 +31,6 @@ CHAT_TEMPLATE = (
     "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-Array = np.ndarray[Any, np.dtype[np.float32]]
 CONTEXT, SUCCESSOR = 0.35, 3.0  # what earlier tokens, and the last one, say about the next
 ROPE_BASE, RMS_EPS, N_CTX = 10000.0, 1e-5, 512
 
@@ -55,16 +55,16 @@ def tiny_tokens() -> list[str]:
     return [*CONTROL_TOKENS, *byte_alphabet().values(), *merged]
 
 
-def tiny_weights(tiny: Tiny) -> dict[str, Array]:
+def tiny_weights(tiny: Tiny) -> dict[str, Floats]:
     """Weights by GGUF name, row-major float32, q and k in the half-split order of transformers."""
     rng = np.random.default_rng(tiny.seed)
     n_vocab, n_code = len(tiny_tokens()), (tiny.n_embd - 1) // 2
 
-    def draw(n_out: int, n_in: int, gain: float) -> Array:
-        drawn: Array = rng.standard_normal((n_out, n_in), dtype=np.float32)
+    def draw(n_out: int, n_in: int, gain: float) -> Floats:
+        drawn: Floats = rng.standard_normal((n_out, n_in), dtype=np.float32)
         return drawn * np.float32(gain / np.sqrt(n_in))
 
-    def norm(gain: float = 1.0) -> Array:
+    def norm(gain: float = 1.0) -> Floats:
         return (gain * rng.uniform(0.5, 1.5, tiny.n_embd)).astype(np.float32)
 
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
@@ -89,7 +89,7 @@ def tiny_weights(tiny: Tiny) -> dict[str, Array]:
     return weights
 
 
-def _embedding(rng: np.random.Generator, n_vocab: int, n_embd: int) -> Array:
+def _embedding(rng: np.random.Generator, n_vocab: int, n_embd: int) -> Floats:
     """[n_vocab, n_embd]: a constant, the code of the token, the code of the token it follows."""
     n_code = (n_embd - 1) // 2
     codes = rng.standard_normal((n_vocab, n_code), dtype=np.float32)
@@ -103,7 +103,7 @@ def _embedding(rng: np.random.Generator, n_vocab: int, n_embd: int) -> Array:
     return rows
 
 
-def _write_successor(weights: dict[str, Array], block: str, n_code: int) -> None:
+def _write_successor(weights: dict[str, Floats], block: str, n_code: int) -> None:
     """Make feed-forward units copy the token's code to where its successor is looked up.
 
     The constant opens their gates, so that they are linear.
@@ -117,13 +117,13 @@ def _write_successor(weights: dict[str, Array], block: str, n_code: int) -> None
         down[1 + n_code + unit, unit] = 1.0
 
 
-def interleave(weight: Array, n_head: int) -> Array:
+def interleave(weight: Floats, n_head: int) -> Floats:
     """Rows of q or k from half-split (i, i + d/2) to interleaved (2i, 2i + 1) pairs, per head."""
     halves = weight.reshape(n_head, 2, -1, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def halve(weight: Array, n_head: int) -> Array:
+def halve(weight: Floats, n_head: int) -> Floats:
     """The inverse of `interleave`."""
     pairs = weight.reshape(n_head, -1, 2, weight.shape[1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
@@ -216,7 +216,7 @@ def read_in_transformers(path: Path) -> Any:
     return transformers_llama(hp, weights)
 
 
-def transformers_llama(hp: Hyperparameters, weights: dict[str, Array]) -> Any:
+def transformers_llama(hp: Hyperparameters, weights: dict[str, Floats]) -> Any:
     """A LlamaForCausalLM; `weights` by GGUF name, with q and k in half-split order."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from minfer.format import KvFormat, Region
+from minfer.device import cores
+from minfer.format import Floats, KvFormat, Region
 from minfer.functional import attention
 from minfer.kernels_numba import empty_region
 from minfer.registry import select
@@ -32,7 +32,7 @@ ROUNDS = 15
 TOLERANCE = {KvFormat.F32: 1e-5, KvFormat.F16: 2e-3, KvFormat.Q8_0: 3e-2}
 
 
-def filled(fmt: KvFormat, rows: np.ndarray[Any, Any]) -> Region:
+def filled(fmt: KvFormat, rows: Floats) -> Region:
     """A region of `fmt` that holds float32 rows [n, n_head_kv, d]."""
     store = select("store_cells", fmt=fmt)
     cells = np.arange(len(rows), dtype=np.int32)
@@ -49,7 +49,7 @@ def filled(fmt: KvFormat, rows: np.ndarray[Any, Any]) -> Region:
 def read_rate() -> float:
     """Bytes a second that all cores read from memory together, by a sum over 512 MiB."""
     words = np.ones(64 << 20, np.float64)
-    matvec = select("matvec", config={"threads": len(os.sched_getaffinity(0))})
+    matvec = select("matvec", config={"threads": cores()})
     weight, x = words.view(np.float32).reshape(-1, 4096), np.ones((1, 4096), np.float32)
     best = min(timed(lambda: matvec.launch(weight, x, config=matvec.config)) for _ in range(7))
     return words.nbytes / best
@@ -154,7 +154,7 @@ def main() -> None:
     }
     points = {str(n): measure(n) for n in tqdm(CELLS, unit="size")}
     report = {
-        "threads": len(os.sched_getaffinity(0)),
+        "threads": cores(),
         "read_gb_per_second": rate / 1e9,
         "points": points,
         "floors": {

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import platform
 from typing import Any
 
 import minfer
-from minfer import memory, registry, settings
-from minfer.device import Device, DeviceKind
+from minfer import memory, receipt, registry, settings
+from minfer.device import Device, DeviceKind, cores
 from minfer.errors import Refusal
-from minfer.format import KvFormat
 from minfer.ops import DECODE, OPS, PREFILL, Shape, Variant
 from minfer.settings import SETTINGS
 
@@ -32,7 +30,7 @@ def explain(args: argparse.Namespace) -> None:
     receipt = registry.explain(
         args.op,
         device=args.device,
-        fmt=KvFormat.parse(args.fmt),
+        fmt=args.fmt,
         shape=shape,
         variant=args.variant,
     )
@@ -72,38 +70,40 @@ def _variant_row(v: Variant) -> dict[str, Any]:
             for name, t in v.space.items()
         },
         "invariant": v.invariant,
-        "source": f"{registry.short_path(file)}:{line}",
+        "source": f"{receipt.short_path(file)}:{line}",
     }
 
 
 def devices(args: argparse.Namespace) -> None:
     """Print what this machine offers."""
+    rows = {kind.label: _device_row(Device(kind)) for kind in DeviceKind}
+    libraries = {name: _version(name) for name in LIBRARIES}
+    free, in_force = memory.free_bytes(), settings.values()
     report = {
         "minfer": minfer.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_free": memory.free_bytes(),
-        "devices": {kind.label: _device_row(Device(kind)) for kind in DeviceKind},
-        "libraries": {name: _version(name) for name in LIBRARIES},
-        "settings": {s.name: os.environ.get(s.name) or s.default for s in SETTINGS},
+        "cores": cores(),
+        "memory_free": free,
+        "devices": rows,
+        "libraries": libraries,
+        "settings": in_force,
         "cache_dir": str(settings.cache_dir()),
     }
     if args.json:
         print(json.dumps(report))
         return
     print(f"minfer {report['minfer']}, Python {report['python']}, {report['platform']}")
-    print(f"cores {report['cores']}, memory free {memory.human(memory.free_bytes())}")
-    for name, row in report["devices"].items():  # type: ignore[attr-defined]
+    print(f"cores {report['cores']}, memory free {memory.human(free)}")
+    for name, row in rows.items():
         facts = row["unavailable"] or ", ".join(f"{k} {v}" for k, v in row["environment"].items())
         print(f"  {name:6} {'no ' if row['unavailable'] else 'yes'} {facts}")
     print("libraries")
-    for name, version in report["libraries"].items():  # type: ignore[attr-defined]
+    for name, version in libraries.items():
         print(f"  {name:10} {version or 'absent'}")
     print("settings")
     for setting in SETTINGS:
-        value = report["settings"][setting.name]  # type: ignore[index]
-        print(f"  {setting.name}={value}  ({setting.meaning})")
+        print(f"  {setting.name}={in_force[setting.name]}  ({setting.meaning})")
 
 
 def _device_row(device: Device) -> dict[str, Any]:

@@ -8,18 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from minfer.engine import Engine, Timing
+from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
+from minfer.kv.checks import whole_number
 from minfer.memory import human
 from minfer.ops import DECODE, PREFILL
 from minfer.pull import resolve_model
+from minfer.timing import Timing
 
 
 def run(args: argparse.Namespace) -> None:
     """Generate and print: text as it comes and a summary, or one JSON object."""
-    if args.max_tokens < 1:
-        raise Refusal("0.3", f"-n is {args.max_tokens}; it must be at least 1", {})
+    whole_number(args.max_tokens, "-n", "10", low=1)
     prompt = _prompt(args)
     engine = Engine.load(
         resolve_model(args.model),
@@ -56,7 +57,9 @@ def _prompt(args: argparse.Namespace) -> str:
             return sys.stdin.read()
         return Path(args.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal("0.1", f"cannot read the prompt from {args.file}: {error}", {}) from error
+        raise Refusal(
+            "0.2", f"cannot read the prompt from {args.file}: {error}", {"path": args.file}
+        ) from error
 
 
 def _tokens(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:

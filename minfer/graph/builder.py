@@ -15,90 +15,34 @@ from typing import Any
 
 from minfer import registry
 from minfer.format import cell_words
+from minfer.graph.nodes import Graph, Heads, LayerRegions, Node, Value
 from minfer.graph.params import GraphParams
 from minfer.ops import DECODE, Kernel, Shape
-from minfer.registry import Choice, Receipt
-
-INPUTS = ("tokens", "positions", "cells", "window", "tiles", "out_rows")
-
-
-@dataclass(frozen=True)
-class Value:
-    """A slot of the graph and the width in elements of one row in it."""
-
-    slot: int
-    width: int = 0
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Head geometry of a model, the same in every layer."""
-
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-
-
-@dataclass(frozen=True)
-class Node:
-    """One launch: `slots[outputs] = launch(*slots[inputs], **scalars)`.
-
-    stores: the layer whose cells this node writes. frees: slots nobody reads afterwards.
-    """
-
-    op: str
-    launch: Kernel
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    scalars: Mapping[str, Any]
-    stores: int | None = None
-    frees: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class LayerRegions:
-    """Where a layer's K and V regions go, and the cell width the graph was built for."""
-
-    k: Value
-    v: Value
-    row_words: int
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A finished graph; `graph.run.execute` runs it."""
-
-    params: GraphParams
-    nodes: tuple[Node, ...]
-    slots: tuple[Any, ...]
-    inputs: Mapping[str, int]
-    regions: Mapping[int, LayerRegions]
-    output: int
-    n_vocab: int
-    receipts: tuple[Receipt, ...]
+from minfer.registry import Choice
 
 
 @dataclass
 class GraphBuilder:
-    """Collects the nodes of one graph."""
+    """Collects the nodes of one graph. threads: workers of every node, None for its own default."""
 
     params: GraphParams
     heads: Heads
     n_vocab: int
-    threads: int
+    threads: int | None
     _slots: list[Any] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
     _inputs: dict[str, Value] = field(default_factory=dict)
     _regions: dict[int, LayerRegions] = field(default_factory=dict)
     _stored: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     _choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
+    _block_m: int = 1
 
     def constant(self, array: Any) -> Value:
         """A weight or table that lives as long as the graph."""
         return self._slot(array.shape[-1], array)
 
     def input(self, name: str) -> Value:
-        """One of `INPUTS`, filled for every batch."""
+        """An int input that `graph.run.fill_batch_inputs` fills for every batch, by its name."""
         if name not in self._inputs:
             self._inputs[name] = self._slot(0)
         return self._inputs[name]
@@ -163,6 +107,7 @@ class GraphBuilder:
         """Attention of q over the cells of `layer` as stored above; rows [n, n_head * d]."""
         mode, width = self.params.windows[layer]
         choice = self._choose(mode.op, layer)
+        self._block_m = choice.block_m
         k, v = self._stored[layer]
         window = (self.input("positions"), self.input("window"), self.input("tiles"))
         out = self._slot(self.heads.head_dim)
@@ -180,6 +125,7 @@ class GraphBuilder:
             regions=dict(self._regions),
             output=output.slot,
             n_vocab=self.n_vocab,
+            block_m=self._block_m,
             receipts=tuple(choice.receipt for choice in self._choices.values()),
         )
 
@@ -215,7 +161,7 @@ class GraphBuilder:
                 fmt=self.params.kv_format,
                 shape=shape,
                 variant=dict(self.params.variants).get(op),
-                config={"threads": self.threads},
+                config={} if self.threads is None else {"threads": self.threads},
             )
         return self._choices[key]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from minfer.graph.builder import Graph
+from minfer.graph.nodes import Graph
 from minfer.graph.params import GraphParams
 
 MAX_GRAPHS = 64

@@ -14,7 +14,7 @@ class GraphParams:
 
     Positions, past lengths, sequence ids and their number are data and have no place here.
     `windows` holds mode and sliding width (0: none) of every attention node; `variants` the
-    variants asked for by name and their overridden tunables; `revision` names the model.
+    (op, variant) pairs asked for by name; `revision` the name of the model file.
     """
 
     n_tokens: int

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minfer import window
 from minfer.errors import Refusal
-from minfer.format import Region
-from minfer.graph.builder import Graph
+from minfer.format import Int32, KvFormat, Region
+from minfer.graph.nodes import Graph, LayerRegions
 from minfer.kv.batch import Batch
+from minfer.kv.checks import whole_number
+from minfer.kv.inputs import StepInputs
+from minfer.kv.step import Step
 from minfer.ops import DECODE
-from minfer.window import Int32
-
-
-class PlannedInputs(Protocol):
-    """What a planned step knows of its batch: `kv.step.StepInputs`."""
-
-    @property
-    def positions(self) -> Int32: ...
-    @property
-    def cells(self) -> Int32: ...
-    @property
-    def window(self) -> Int32 | None: ...
-    @property
-    def tiles(self) -> Int32: ...
-
-
-class OpenStep(Protocol):
-    """The part of an open `kv.step.Step` that a graph writes through."""
-
-    def region(self, layer: int) -> tuple[Region, Region]: ...
-    def stored(self, layer: int, k: Region, v: Region) -> None: ...
 
 
 def fill_batch_inputs(
     graph: Graph,
-    planned: PlannedInputs,
+    planned: StepInputs,
     tokens: Sequence[int],
     out_rows: Sequence[int],
     n_ctx: int,
@@ -56,7 +37,7 @@ def fill_batch_inputs(
         "positions": planned.positions,
         "cells": planned.cells,
         "window": planned.window,
-        "tiles": planned.tiles,
+        "tiles": planned.cut(graph.block_m),
         "out_rows": np.asarray(out_rows, dtype=np.int32),
     }
     for name, want in (
@@ -69,25 +50,30 @@ def fill_batch_inputs(
             raise Refusal(
                 "7.5",
                 f"{name} has shape {arrays[name].shape}, the graph takes ({want},)",
-                {"input": name, "want": want},
+                {"input": name, "have": arrays[name].shape, "want": (want,)},
             )
     _check_bound("tokens", arrays["tokens"], graph.n_vocab, "the vocabulary")
     _check_bound("cells", arrays["cells"], n_ctx, "the arena")
     _check_bound("out_rows", arrays["out_rows"], p.n_tokens, "the batch")
     wrapped = window.wrap(planned.window, p.n_tokens)
     if any(wrapped.mode is not mode for mode, _ in p.windows):
-        raise Refusal("7.5", f"the window is {wrapped.mode.value}, the graph was built otherwise")
+        built = [mode.value for mode, _ in p.windows]
+        raise Refusal(
+            "7.5",
+            f"the window is {wrapped.mode.value}, the graph was built otherwise",
+            {"window": wrapped.mode.value, "built": built},
+        )
     window.check(wrapped, planned.positions, n_ctx)
-    _check_tiles(planned.tiles, p.n_tokens)
+    _check_tiles(arrays["tiles"], p.n_tokens)
     return {name: arrays[name] for name in graph.inputs}
 
 
 def output_rows(batch: Batch, n_out: int) -> list[int]:
     """Rows of the batch whose logits are wanted (contract 7.3)."""
-    n = len(batch.positions)
+    n, groups = len(batch.positions), batch.groups
+    n_out = whole_number(n_out, "n_out", "7.3", low=1)
     if batch.kind == DECODE:
         return list(range(n))
-    groups = batch.groups
     if len(groups) > 1:
         if n_out != 1:
             raise Refusal(
@@ -96,14 +82,11 @@ def output_rows(batch: Batch, n_out: int) -> list[int]:
                 {"n_out": n_out, "groups": len(groups)},
             )
         return [group.row + group.n - 1 for group in groups]
-    if not 1 <= n_out <= n:
-        raise Refusal(
-            "7.3", f"n_out {n_out} is outside [1, {n}] for {n} tokens", {"n_out": n_out, "n": n}
-        )
+    whole_number(n_out, "n_out", "7.3", low=1, high=n, way_out=f"the batch has {n} tokens")
     return list(range(n - n_out, n))
 
 
-def _check_bound(name: str, values: NDArray[np.int32], end: int, of: str) -> None:
+def _check_bound(name: str, values: Int32, end: int, of: str) -> None:
     bad = (values < 0) | (values >= end)
     if bad.any():
         row = int(np.argmax(bad))
@@ -124,18 +107,19 @@ def _check_tiles(tiles: Int32, n_tokens: int) -> None:
         raise Refusal(
             "7.5",
             f"tiles {tiles[: used + 1].tolist()} do not cut {n_tokens} queries in order",
-            {"n_tokens": n_tokens},
+            {"tiles": tiles[: used + 1].tolist(), "n_tokens": n_tokens},
         )
 
 
-def execute(graph: Graph, inputs: Mapping[str, Any], step: OpenStep) -> Any:
+def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
     """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab]."""
     slots = list(graph.slots)
     for name, slot in graph.inputs.items():
         slots[slot] = inputs[name]
     for layer, where in graph.regions.items():
         k, v = step.region(layer)
-        _check_width(layer, k, where.row_words)
+        for region in (k, v):
+            _check_region(layer, region, graph.params.kv_format, where)
         slots[where.k.slot], slots[where.v.slot] = k, v
     for node in graph.nodes:
         result = node.launch(*[slots[i] for i in node.inputs], **node.scalars)
@@ -150,12 +134,16 @@ def execute(graph: Graph, inputs: Mapping[str, Any], step: OpenStep) -> Any:
     return slots[graph.output]
 
 
-def _check_width(layer: int, region: Region, row_words: int) -> None:
-    """A graph built for one cell width never runs on another (contract 3.2)."""
-    if region.row_words != row_words:
+def _check_region(layer: int, region: Region, fmt: KvFormat, where: LayerRegions) -> None:
+    """A graph built for one format and cell width never runs on another (contract 3.2)."""
+    if region.fmt is not fmt or region.row_words != where.row_words:
         raise Refusal(
-            "3.4",
-            f"layer {layer} holds cells of {region.row_words} words and the graph was built for "
-            f"{row_words}",
-            {"layer": layer, "have": region.row_words, "want": row_words},
+            "3.2",
+            f"layer {layer} holds {region.fmt} cells of {region.row_words} words and the graph "
+            f"was built for {fmt} cells of {where.row_words}",
+            {
+                "layer": layer,
+                "have": (region.fmt.value, region.row_words),
+                "want": (fmt.value, where.row_words),
+            },
         )

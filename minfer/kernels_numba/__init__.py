@@ -1,6 +1,6 @@
 """The CPU backend: kernels in Numba, and the array helpers that a store asks of every backend.
 
-Arrays are numpy arrays. A region is one uint8 array [n_cells, 4 * cell_words] in canonical layout,
+Arrays are numpy arrays. A region is one uint8 array [n_cells, cell_bytes] in canonical layout,
 so host copies are plain reads. Numba is imported by the submodules, not here.
 """
 
@@ -15,22 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region, cell_words
+from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes
 
 LAYOUT = "canonical"
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
-
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
 
 def empty_region(
     fmt: KvFormat, n_cells: int, n_head_kv: int, head_dim: int, fill: float = 0.0
 ) -> Region:
     """A region of `n_cells` cells of n_head_kv * head_dim elements, all 0.0 or all NaN (`fill`)."""
-    width = 4 * cell_words(fmt, n_head_kv * head_dim)
+    width = cell_bytes(fmt, n_head_kv * head_dim)
     region = Region(fmt, LAYOUT, n_head_kv, head_dim, (np.zeros((n_cells, width), np.uint8),))
     if math.isnan(fill) and n_cells:
         clear_cells(region, np.zeros(1, np.int32), fill)
@@ -38,15 +34,14 @@ def empty_region(
     return region
 
 
-def clear_cells(region: Region, cells: Ints, fill: float = 0.0) -> None:
+def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> None:
     """Set every element of the cells to 0.0 or NaN, padding to zero."""
-    from minfer.kernels_numba import cells as kernels
+    from minfer.kernels_numba.cells import store_cells_rows
 
     if not (fill == 0 or math.isnan(fill)):
         raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
-    cells = kernels.checked_cells(region, cells)
-    rows = np.full((len(cells), region.n_head_kv, region.head_dim), fill, np.float32)
-    kernels.store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
+    rows = np.full((np.size(cells), region.n_head_kv, region.head_dim), fill, np.float32)
+    store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
 
 
 def to_host(array: Any) -> NDArray[Any]:
@@ -54,24 +49,20 @@ def to_host(array: Any) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def from_host(array: NDArray[Any]) -> NDArray[Any]:
-    """A numpy array as the backend's, contiguous."""
-    return np.ascontiguousarray(array)
-
-
-def read_cells(region: Region, cells: Ints) -> Bytes:
-    """A copy of the cells, canonical: uint8 [n, 4 * cell_words]."""
-    from minfer.kernels_numba.cells import checked_cells
+def read_cells(region: Region, cells: Int32) -> Bytes:
+    """A copy of the cells, canonical: uint8 [n, cell_bytes]."""
+    from minfer.kernels_numba._arguments import checked_cells
 
     return np.asarray(region.arrays[0][checked_cells(region, cells)])
 
 
-def write_cells(region: Region, cells: Ints, rows: Bytes) -> None:
-    """Put canonical bytes uint8 [n, 4 * cell_words] into the cells, verbatim."""
-    from minfer.kernels_numba.cells import checked_cells
+def write_cells(region: Region, cells: Int32, rows: Bytes) -> None:
+    """Put canonical bytes uint8 [n, cell_bytes] into the cells, verbatim."""
+    from minfer.kernels_numba._arguments import checked_cells
 
     cells = checked_cells(region, cells)
-    wanted = (len(cells), 4 * region.row_words)
+    wanted = (len(cells), region.row_bytes)
+    rows = np.asarray(rows)
     if rows.dtype != np.uint8 or rows.shape != wanted:
         raise Refusal(
             "3.5",
@@ -82,7 +73,7 @@ def write_cells(region: Region, cells: Ints, rows: Bytes) -> None:
     region.arrays[0][cells] = rows
 
 
-def decode_cells(region: Region, cells: Ints) -> Floats:
+def decode_cells(region: Region, cells: Int32) -> Floats:
     """The rows in the cells, decoded exactly: f32 [n, n_head_kv, head_dim]."""
     from minfer.kernels_numba.cells import load_cells
 
@@ -99,7 +90,7 @@ def copy_rows(region: Region, moves: Iterable[tuple[int, int, int]]) -> None:
                 f"{n} cells from {src} to {dst} do not lie in {region.n_cells} cells",
                 {"dst": dst, "src": src, "n": n, "n_cells": region.n_cells},
             )
-    base, width = region.arrays[0].ctypes.data, 4 * region.row_words
+    base, width = region.arrays[0].ctypes.data, region.row_bytes
     for dst, src, n in moves:
         ctypes.memmove(base + dst * width, base + src * width, n * width)
 
@@ -110,8 +101,8 @@ def environment() -> dict[str, str]:
     import numba as numba_package
     from numba.core.registry import cpu_target
 
+    from minfer.kernels_numba._cache import cache_folder
     from minfer.kernels_numba._emit import Isa
-    from minfer.kernels_numba._jit import cache_folder
 
     numba: Any = numba_package  # its own hints are partial
     codegen = cpu_target.target_context.codegen()

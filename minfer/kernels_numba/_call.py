@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minfer import window
 from minfer.errors import Refusal
-from minfer.format import BLOCK, KvFormat, Region
+from minfer.format import BLOCK, Floats, Int32, KvFormat, Region
+from minfer.kernels_numba._arguments import check_pair, check_region, floats, int32s
+from minfer.kernels_numba._cell import head_bytes
 from minfer.kernels_numba._gather import Dims
 from minfer.kernels_numba._jit import kernel
-from minfer.kernels_numba._rows import head_bytes
-from minfer.window import PARTITION, Causal, Int32, Span, Window
+from minfer.window import PARTITION, Causal, Span, Window
 
-Floats = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
-class Plan(NamedTuple):
-    """Windows of all queries. A slot is one (query, partition), queries in order."""
+class Slots(NamedTuple):
+    """Windows of all queries, cut into slots: one a (query, partition), queries in order."""
 
     positions: Int64  # [n_q]
     runs: Int32  # [n_q, 1 or 4, 2] (cell, length)
     firsts: Int64  # [n_q] first logical index a query sees
-    slots: Int64  # [n_q] first slot of a query
+    starts: Int64  # [n_q] first slot of a query
     owners: Int64  # [n_slots] query of a slot
 
 
@@ -47,7 +47,7 @@ class Call:
     q: Floats
     k: int
     v: int
-    plan: Plan
+    slots: Slots
     scale: np.float32  # multiplied by log2(e): weights are powers of two
     regions: tuple[Region, Region]
 
@@ -56,23 +56,29 @@ class Call:
 
 
 def prepare(
+    op: str,
     q: Floats,
     k: Region,
     v: Region,
     positions: Int32,
-    windows: Window,
+    array: Int32 | None,
     *,
     fmt: KvFormat,
     scale: float,
     width: int,
     multiple: int = 1,
 ) -> Call:
-    """Check one attention call and lay out its windows; `multiple` is what head_dim must divide."""
-    n_q = _check_query(q, k)
+    """Check one attention call and lay out its windows.
+
+    array: the window input, whose size tells its mode (contract 2.2), which must be one that `op`
+    reads. multiple: what head_dim must divide.
+    """
     for region in (k, v):
-        _check_region(region, fmt, k)
-    head_dim, n_cells = k.head_dim, min(k.n_cells, v.n_cells)
-    rule, unit = ("3.3", BLOCK) if fmt is KvFormat.Q8_0 else ("2.8", multiple)
+        check_region(region, fmt)
+    check_pair(k, v)
+    q = _checked_query(q, k)
+    n_q, head_dim = len(q), k.head_dim
+    rule, unit = ("3.3", BLOCK) if fmt is KvFormat.Q8_0 else ("10", multiple)
     if head_dim % unit:
         raise Refusal(
             rule,
@@ -80,58 +86,61 @@ def prepare(
             "the variant rows takes every head_dim in f32 and f16",
             {"head_dim": head_dim, "multiple": unit},
         )
-    if width < 0 or not math.isfinite(scale):
+    _check_scalars(scale, width)
+    positions = int32s(positions, "positions")
+    if len(positions) != n_q:
         raise Refusal(
-            "2.4",
-            f"a sliding width of {width} or a scale of {scale} makes no window; "
-            "width is 0 (unlimited) or positive, scale finite",
-            {"width": width, "scale": scale},
+            "2.5",
+            f"{n_q} queries need as many positions, not {len(positions)}",
+            {"n_q": n_q, "positions": len(positions)},
         )
-    positions = _integers(positions, "positions")
-    if positions.shape != (n_q,):
-        raise Refusal(
-            "2.5", f"{n_q} queries need as many positions, not {positions.shape}", {"n_q": n_q}
-        )
-    window.check(windows, positions, n_cells)
-    dims = Dims(q.shape[1], k.n_head_kv, head_dim, 4 * k.row_words, head_bytes(fmt, head_dim))
+    windows = _wrap(op, array, n_q)
+    window.check(windows, positions, min(k.n_cells, v.n_cells))
     return Call(
         fmt=fmt,
-        dims=dims,
-        q=_owned(q, np.float32),
+        dims=Dims(q.shape[1], k.n_head_kv, head_dim, k.row_bytes, head_bytes(fmt, head_dim)),
+        q=q,
         k=k.arrays[0].ctypes.data,
         v=v.arrays[0].ctypes.data,
-        plan=_plan(positions, windows, width),
+        slots=_slots(positions, windows, width),
         scale=np.float32(scale * math.log2(math.e)),
         regions=(k, v),
     )
 
 
-def wrap_window(array: Int32 | None, n_q: int) -> Window:
-    """A window input as its mode's object, int32; its size tells the mode (contract 2.2)."""
-    return window.wrap(None if array is None else _integers(array, "the window"), n_q)
-
-
-def _integers(array: Any, name: str) -> Int32:
-    array = np.asarray(array)
-    if array.dtype.kind not in "iu":
+def _wrap(op: str, array: Int32 | None, n_q: int) -> Window:
+    """The window input as its mode's object, refused where another op reads that mode."""
+    windows = window.wrap(None if array is None else int32s(array, "the window", None), n_q)
+    if n_q and windows.mode.op != op:
         raise Refusal(
-            "2.2", f"{name} must be int32, not {array.dtype}", {"dtype": str(array.dtype)}
+            "2.2",
+            f"a window input for {n_q} queries is {windows.mode.value}, which {op} does not read; "
+            f"{windows.mode.op} does",
+            {"op": op, "mode": windows.mode.value, "n_q": n_q},
         )
-    owned: Int32 = _owned(array, np.int32)
-    return owned
+    return windows
 
 
-def _owned(array: Any, dtype: Any) -> Any:
-    array = np.ascontiguousarray(array, dtype)
-    return array if array.flags.writeable else array.copy()
-
-
-def _check_query(q: Floats, k: Region) -> int:
-    if q.ndim != 3 or q.dtype != np.float32 or q.shape[2] != k.head_dim:
+def _check_scalars(scale: float, width: int) -> None:
+    if not isinstance(scale, (int, float, np.floating)) or not math.isfinite(scale):
         raise Refusal(
-            "2.8",
-            f"queries must be float32 [n_q, n_head, {k.head_dim}], not {q.dtype} {q.shape}",
-            {"shape": q.shape, "dtype": str(q.dtype), "head_dim": k.head_dim},
+            "10", f"scale {scale!r} is no finite number; it multiplies scores", {"scale": scale}
+        )
+    if not isinstance(width, (int, np.integer)) or width < 0:
+        raise Refusal(
+            "2.4",
+            f"width {width!r} is no sliding width; give 0 (unlimited) or a positive whole number",
+            {"width": width},
+        )
+
+
+def _checked_query(q: Floats, k: Region) -> Floats:
+    q = floats(q, "q", 3)
+    if q.shape[2] != k.head_dim:
+        raise Refusal(
+            "10",
+            f"q must be [n_q, n_head, {k.head_dim}], not {list(q.shape)}",
+            {"shape": q.shape, "head_dim": k.head_dim},
         )
     if q.shape[1] < 1 or q.shape[1] % k.n_head_kv:
         raise Refusal(
@@ -139,57 +148,31 @@ def _check_query(q: Floats, k: Region) -> int:
             f"{q.shape[1]} query heads are no multiple of {k.n_head_kv} KV heads",
             {"n_head": q.shape[1], "n_head_kv": k.n_head_kv},
         )
-    return int(q.shape[0])
-
-
-def _check_region(region: Region, fmt: KvFormat, other: Region) -> None:
-    if region.fmt is not fmt or region.layout != "canonical":
-        raise Refusal(
-            "3.2",
-            f"this call reads canonical {fmt} cells and the region holds {region.layout} "
-            f"{region.fmt}",
-            {"fmt": fmt.value, "region": region.fmt.value, "layout": region.layout},
-        )
-    cells = region.arrays[0]
-    fits = cells.dtype == np.uint8 and cells.flags.c_contiguous and cells.ndim == 2
-    if not fits or cells.shape[1] != 4 * region.row_words:
-        raise Refusal(
-            "3.5",
-            f"a {fmt} region of {region.n_head_kv} heads of {region.head_dim} is contiguous uint8 "
-            f"[n_cells, {4 * region.row_words}], not {cells.dtype} {cells.shape}",
-            {"shape": cells.shape, "row_bytes": 4 * region.row_words},
-        )
-    if (region.n_head_kv, region.head_dim) != (other.n_head_kv, other.head_dim):
-        raise Refusal(
-            "2.8",
-            f"K has {other.n_head_kv} heads of {other.head_dim}, V has {region.n_head_kv} "
-            f"of {region.head_dim}",
-            {"n_head_kv": region.n_head_kv, "head_dim": region.head_dim},
-        )
+    return q
 
 
 @kernel
 def _lay_out(positions, runs, width):
-    """Firsts, slots and owners of a plan."""
+    """`firsts`, `starts` and `owners` of `Slots`."""
     n_q = positions.shape[0]
-    firsts, slots, total = np.empty(n_q, np.int64), np.empty(n_q, np.int64), 0
+    firsts, starts, total = np.empty(n_q, np.int64), np.empty(n_q, np.int64), 0
     for query in range(n_q):
         length = np.int64(0)
         for r in range(runs.shape[1]):
             length += runs[query, r, 1]
         end = np.int64(positions[query]) + 1
         firsts[query] = max(end - length, end - width) if width else end - length
-        slots[query] = total
+        starts[query] = total
         total += (end - 1) // PARTITION - firsts[query] // PARTITION + 1
     owners, query = np.empty(total, np.int64), 0
     for slot in range(total):
-        if query + 1 < n_q and slots[query + 1] == slot:
+        if query + 1 < n_q and starts[query + 1] == slot:
             query += 1
         owners[slot] = query
-    return firsts, slots, owners
+    return firsts, starts, owners
 
 
-def _plan(positions: Int32, windows: Window, width: int) -> Plan:
+def _slots(positions: Int32, windows: Window, width: int) -> Slots:
     if isinstance(windows, Causal):
         runs = np.zeros((len(positions), 1, 2), np.int32)
         runs[:, 0, 1] = positions + 1
@@ -198,27 +181,31 @@ def _plan(positions: Int32, windows: Window, width: int) -> Plan:
         runs[:, 0, 1] -= runs[:, 0, 0]
     else:
         runs = windows.array
-    return Plan(positions.astype(np.int64), runs, *_lay_out(positions, runs, width))
+    return Slots(positions.astype(np.int64), runs, *_lay_out(positions, runs, width))
 
 
 @kernel
-def bounds(plan, slot):
+def bounds(slots, slot):
     """Query of a slot, and the keys [lo, hi) of its partition that the query sees."""
-    query = plan.owners[slot]
-    part = plan.firsts[query] // PARTITION + slot - plan.slots[query]
-    lo = max(plan.firsts[query], part * PARTITION)
-    return query, lo, min(plan.positions[query] + 1, (part + 1) * PARTITION)
+    query = slots.owners[slot]
+    part = slots.firsts[query] // PARTITION + slot - slots.starts[query]
+    lo = max(slots.firsts[query], part * PARTITION)
+    return query, lo, min(slots.positions[query] + 1, (part + 1) * PARTITION)
 
 
-def check_tiles(tiles: Int32, plan: Plan) -> Int64:
+def check_tiles(tiles: Int32, slots: Slots) -> Int64:
     """Tiles with queries, int64 [n, 2], those with most keys first (contract 2.7).
 
     They must cover the queries in order, and the queries of a tile must be consecutive positions
     of one sequence, so that no window starts before that of the tile's first query.
     """
-    used = _integers(tiles, "tiles").reshape(-1, 2).astype(np.int64)
-    used = used[used[:, 1] > 0]
-    n_q = len(plan.positions)
+    table = int32s(tiles, "tiles", 2).astype(np.int64)
+    if table.shape[1] != 2:
+        raise Refusal(
+            "2.7", f"tiles must be [n_tiles, 2], not {list(table.shape)}", {"shape": table.shape}
+        )
+    used = table[table[:, 1] > 0]
+    n_q = len(slots.positions)
     ends = np.cumsum(used[:, 1])
     if not len(used) or ends[-1] != n_q or (used[:, 0] != ends - used[:, 1]).any():
         raise Refusal(
@@ -226,16 +213,16 @@ def check_tiles(tiles: Int32, plan: Plan) -> Int64:
         )
     inside = np.ones(n_q, bool)
     inside[used[:, 0]] = False
-    steps = np.diff(plan.positions, prepend=0), np.diff(plan.firsts, prepend=0)
+    steps = np.diff(slots.positions, prepend=0), np.diff(slots.firsts, prepend=0)
     bad = inside & ((steps[0] != 1) | (steps[1] < 0))
     if bad.any():
         query = int(np.argmax(bad))
         raise Refusal(
             "2.7",
-            f"query {query} at position {plan.positions[query]} does not continue its tile's "
+            f"query {query} at position {slots.positions[query]} does not continue its tile's "
             "sequence; cut the tile there",
             {"query": query},
         )
     lasts = used[:, 0] + used[:, 1] - 1
-    keys = plan.positions[lasts] + 1 - plan.firsts[used[:, 0]]
+    keys = slots.positions[lasts] + 1 - slots.firsts[used[:, 0]]
     return used[np.argsort(-keys * used[:, 1], kind="stable")]

@@ -12,24 +12,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minfer.format import KvFormat
-from minfer.kernels_numba._call import Call, Floats, Plan, check_tiles
-from minfer.kernels_numba._gather import TILE, Dims, copy_bytes, gather_tile, segments, zero_bytes
+from minfer.format import Floats, KvFormat
+from minfer.kernels_numba._call import Call, Slots, check_tiles
+from minfer.kernels_numba._cell import LOAD_ROW
+from minfer.kernels_numba._gather import (
+    SCORE_STRIDE,
+    TILE,
+    Dims,
+    copy_bytes,
+    gather_tile,
+    segments,
+    zero_bytes,
+)
 from minfer.kernels_numba._ir import address, fetch_add
-from minfer.kernels_numba._jit import granted, kernel
+from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._panels import (
     ROWS,
-    WEIGHT_STRIDE,
-    add_values,
+    mix_values,
     pack_keys,
     panel_bytes,
     panel_keys,
     score_panel,
 )
 from minfer.kernels_numba._query import pack_row, query_bytes
-from minfer.kernels_numba._rows import LOAD_ROW
 from minfer.kernels_numba._softmax import finish, join, softmax_row
-from minfer.kernels_numba._workers import Worker, read, run
+from minfer.kernels_numba._workers import Worker, n_workers, read, run
 from minfer.ops import Tunable
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION, Int32
 
@@ -59,30 +66,30 @@ class Scratch(NamedTuple):
 
 
 @kernel
-def _see(tile, group, start, plan, bounds):
+def _see(tile, group, start, slots, bounds):
     """bounds[i]: keys [lo, hi), counted from `start`, that row group i sees of a partition."""
     for i in range((tile.n * group + ROWS - 1) // ROWS):
         first = tile.first + i * ROWS // group
         last = tile.first + min((i * ROWS + ROWS - 1) // group, tile.n - 1)
-        bounds[i, 0] = max(plan.firsts[first] - start, 0)
-        bounds[i, 1] = min(plan.positions[last] + 1 - start, PARTITION)
+        bounds[i, 0] = max(slots.firsts[first] - start, 0)
+        bounds[i, 1] = min(slots.positions[last] + 1 - start, PARTITION)
 
 
 @kernel
-def _softmax_rows(tile, group, start, plan, bounds, weights, states):
+def _softmax_rows(tile, group, start, slots, bounds, weights, states):
     """Softmax of every row of the tile over one partition; rows that see none of it: l = 0."""
     row = 0
     for query in range(tile.first, tile.first + tile.n):
-        lo = max(plan.firsts[query] - start, 0)
-        hi = min(plan.positions[query] + 1 - start, PARTITION)
+        lo = max(slots.firsts[query] - start, 0)
+        hi = min(slots.positions[query] + 1 - start, PARTITION)
         for _ in range(group):
-            at, seen = address(weights) + row * WEIGHT_STRIDE, bounds[row // ROWS]
+            at, seen = address(weights) + row * SCORE_STRIDE, bounds[row // ROWS]
             if lo < hi:  # weights are read as far as any row of the group sees
                 begin, end = seen[0] // TILE, (seen[1] + TILE - 1) // TILE
                 softmax_row(at, begin, end, lo, hi, address(states) + 8 * row)
             else:
                 states[row, 0], states[row, 1] = -np.inf, 0
-                zero_bytes(at, WEIGHT_STRIDE)
+                zero_bytes(at, SCORE_STRIDE)
             row += 1
 
 
@@ -97,8 +104,8 @@ def _add_rows(n_groups, d, start, bounds, weights, table, n, values, stride, acc
                 a, b = max(begin - start, bounds[i, 0]), min(end - start, bounds[i, 1])
                 if a < b:
                     row = values + (source + start + a - first) * stride
-                    at = address(weights) + i * ROWS * WEIGHT_STRIDE + 4 * a
-                    add_values(at, b - a, row, stride, address(acc) + 4 * i * ROWS * d, d)
+                    at = address(weights) + i * ROWS * SCORE_STRIDE + 4 * a
+                    mix_values(at, b - a, row, stride, address(acc) + 4 * i * ROWS * d, d)
 
 
 @kernel
@@ -166,7 +173,7 @@ def _score_kernel(fmt: KvFormat) -> Any:
             for i in range(n_groups):
                 if mine.bounds[i, 0] < at + keys and at < mine.bounds[i, 1]:
                     query = address(mine.queries) + i * ROWS * q_bytes
-                    out = address(mine.weights) + i * ROWS * WEIGHT_STRIDE + 4 * at
+                    out = address(mine.weights) + i * ROWS * SCORE_STRIDE + 4 * at
                     score(query, q_bytes, d, panel, out, args.scale)
 
     return scores
@@ -198,20 +205,20 @@ def _tile_kernel(fmt: KvFormat) -> Any:
 
     @kernel(key=fmt.value)
     def attend(tile, kv, args, mine):
-        dims, plan, offset = args.dims, args.plan, kv * args.dims.head_bytes
+        dims, slots, offset = args.dims, args.slots, kv * args.dims.head_bytes
         group = dims.n_head // dims.n_head_kv
-        n_rows, pos = tile.n * group, plan.positions[tile.first]
+        n_rows, pos = tile.n * group, slots.positions[tile.first]
         n_groups = (n_rows + ROWS - 1) // ROWS
-        begin, end = plan.firsts[tile.first], pos + tile.n
+        begin, end = slots.firsts[tile.first], pos + tile.n
         take_queries(tile, dims, kv, args.q, mine.queries, args.q_bytes)
         depth = _absent(begin // PARTITION, mine.states)
         for part in range(begin // PARTITION, (end + PARTITION - 1) // PARTITION):
             start, states, acc = part * PARTITION, mine.states[depth], mine.acc[depth]
             lo, hi = max(begin, start), min(end, start + PARTITION)
-            n = segments(plan.runs, tile.first, pos, lo, hi, mine.segments)
-            _see(tile, group, start, plan, mine.bounds)
+            n = segments(slots.runs, tile.first, pos, lo, hi, mine.segments)
+            _see(tile, group, start, slots, mine.bounds)
             scores(n_groups, args, args.k + offset, start, lo, hi, n, mine)
-            _softmax_rows(tile, group, start, plan, mine.bounds, mine.weights, states)
+            _softmax_rows(tile, group, start, slots, mine.bounds, mine.weights, states)
             zero_bytes(address(acc), 4 * acc.size)
             values(n_groups, args, args.v + offset, start, lo, hi, n, mine, acc)
             bits = part
@@ -238,7 +245,7 @@ class Args(NamedTuple):
     q: Any  # float32 [n_q, n_head, d]
     q_bytes: int  # of one packed head row
     scale: Any
-    plan: Plan
+    slots: Slots
     tiles: Any  # int64 [n, 2], heavy ones first
     counter: Any  # int64 [1], next (tile, KV head)
     scratch: Scratch
@@ -248,6 +255,7 @@ class Args(NamedTuple):
 def _flash_worker(fmt: KvFormat) -> Worker:
     attend = _tile_kernel(fmt)
 
+    @Worker
     @kernel(key=fmt.value)
     def attn_flash(t, n_threads, pointer):
         args = read(pointer)
@@ -264,7 +272,7 @@ def _flash_worker(fmt: KvFormat) -> Worker:
             done, item = done + 1, fetch_add(address(args.counter))
         return done
 
-    return Worker(attn_flash)
+    return attn_flash
 
 
 WORKERS = {fmt: _flash_worker(fmt) for fmt in KvFormat}
@@ -275,7 +283,7 @@ def attend_flash(call: Call, tiles: Int32, threads: int) -> Floats:
     out = call.empty_out()
     if not len(out):
         return out
-    ordered = check_tiles(tiles, call.plan)
+    ordered = check_tiles(tiles, call.slots)
     args = Args(
         dims=call.dims,
         k=call.k,
@@ -283,10 +291,10 @@ def attend_flash(call: Call, tiles: Int32, threads: int) -> Floats:
         q=call.q,
         q_bytes=query_bytes(call.fmt, call.dims.head_dim),
         scale=call.scale,
-        plan=call.plan,
+        slots=call.slots,
         tiles=ordered,
         counter=np.zeros(1, np.int64),
-        scratch=_scratch(call, granted(threads), int(ordered[:, 1].max())),
+        scratch=_scratch(call, n_workers(threads), int(ordered[:, 1].max())),
         out=out,
     )
     run(threads, WORKERS[call.fmt], None, args)
@@ -297,7 +305,7 @@ def _scratch(call: Call, n: int, block_m: int) -> Scratch:
     """Working memory of n workers for tiles of at most `block_m` queries."""
     fmt, dims, d = call.fmt, call.dims, call.dims.head_dim
     rows = -(-block_m * (dims.n_head // dims.n_head_kv) // ROWS) * ROWS
-    depth = int(call.plan.positions.max() // PARTITION).bit_length() + 2
+    depth = int(call.slots.positions.max() // PARTITION).bit_length() + 2
     decoded = 0 if fmt is KvFormat.F32 else PARTITION * d
     panels = PARTITION // panel_keys(fmt) * panel_bytes(fmt, d)
     return Scratch(

@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.core import cgutils
 
-from minfer.kernels_numba._ir import I8, LANES, Emitter, intrinsic_of
+from minfer.kernels_numba._emit import I8, LANES, Emitter
+from minfer.kernels_numba._ir import intrinsic_of
 from minfer.kernels_numba._jit import kernel
+from minfer.window import PARTITION
 
 TILE = LANES  # keys whose scores are computed together, aligned in logical index
+SCORE_STRIDE = 4 * PARTITION  # bytes from one row's scores, or weights, to the next
 
 
 class Dims(NamedTuple):

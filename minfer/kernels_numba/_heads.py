@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
-from minfer.kernels_numba._gather import TILE
-from minfer.kernels_numba._ir import F32, I32, LANES, VF, VI, Emitter, intrinsic_of, vector
+from minfer.kernels_numba._cell import head_bytes, load_16, load_16_blocks, load_block
+from minfer.kernels_numba._emit import F32, I32, LANES, VF, Emitter
+from minfer.kernels_numba._gather import SCORE_STRIDE, TILE
+from minfer.kernels_numba._ir import intrinsic_of
 from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM
-from minfer.kernels_numba._rows import CODES, head_bytes, load_16, load_block, load_scales
-from minfer.window import PARTITION
 
 GROUP = 4  # query heads of one KV head that share its loads
-SCORE_STRIDE = 4 * PARTITION  # bytes from one head's scores to the next
-FLIP = -0x7F7F7F80  # 0x80808080: int8 to uint8, 128 added to each byte
 LINE = 64  # bytes of a cache line
 
 
@@ -27,13 +25,6 @@ def _prefetch(e: Emitter, address: Any, size: int) -> None:
 
 # -- scores of 16 keys ----------------------------------------------------------------------------
 # k, stride: the keys' rows of one KV head; q: packed queries of its heads; out: their scores.
-
-
-def row_quads(e: Emitter, first: Any, stride: Any) -> list[Any]:
-    """Addresses of 16 rows from four bases and three strides: few enough for registers."""
-    steps = [0, stride, e.mul(stride, 2), e.mul(stride, 3)]
-    bases = e.rows(first, e.mul(stride, 4), 4)
-    return [e.add(base, step) for base in bases for step in steps]
 
 
 def _lane_scores(e: Emitter, fmt: KvFormat, heads: int, *args: Any) -> None:
@@ -47,7 +38,7 @@ def _lane_scores(e: Emitter, fmt: KvFormat, heads: int, *args: Any) -> None:
             _prefetch(
                 e, e.add(ahead, e.mul(e.add(e.mul(quarter, steps), step), 4 * size)), 4 * size
             )
-            keys = [load_16(e, fmt, e.add(row, e.mul(step, size)), 0) for row in rows]
+            keys = [load_16(e, fmt, e.add(row, e.mul(step, size))) for row in rows]
             for head in range(heads):
                 query = e.load(VF, q, e.add(e.mul(step, 4 * LANES), e.mul(d, 4 * head)))
                 for key, total in zip(keys, sums[head], strict=True):
@@ -65,12 +56,7 @@ def _block_scores(e: Emitter, heads: int, *args: Any) -> None:
     totals = [e.variable(e.const(VF, 0.0)) for _ in range(heads)]
     with e.loop(blocks) as block:
         _prefetch(e, e.add(ahead, e.mul(block, TILE * BLOCK_BYTES)), TILE * BLOCK_BYTES)
-        here = row_quads(e, e.add(k, e.mul(block, BLOCK_BYTES)), stride)
-        quads = e.transpose(
-            lambda row, quad: e.load(vector(I32, 4), here[row], CODES + 16 * quad), BLOCK // 16
-        )
-        codes = [build.xor(quad, e.const(VI, FLIP)) for quad in quads]
-        scales = load_scales(e, here)
+        codes, scales = load_16_blocks(e, e.add(k, e.mul(block, BLOCK_BYTES)), stride)
         for head in range(heads):
             query = e.add(q, e.mul(e.add(e.mul(blocks, head), block), QUERY_BLOCK))
             isum = e.load_splat(I32, query, QUERY_SUM)
@@ -102,11 +88,12 @@ def scores(fmt: KvFormat) -> Any:
 
 def _load_values(e: Emitter, fmt: KvFormat, count: int, row: Any) -> list[Any]:
     if fmt is KvFormat.Q8_0:
-        return list(load_block(e, fmt, row, 0))
-    return [load_16(e, fmt, row, LANES * i) for i in range(count)]
+        return list(load_block(e, row))
+    size = head_bytes(fmt, LANES)
+    return [load_16(e, fmt, e.add(row, size * i)) for i in range(count)]
 
 
-def _add_values(e: Emitter, fmt: KvFormat, heads: int, count: int, *args: Any) -> None:
+def _accumulate(e: Emitter, fmt: KvFormat, heads: int, count: int, *args: Any) -> None:
     """acc += weight * value over n keys in order, for 16 * count elements of `heads` heads."""
     v, stride, n, weights, acc, acc_stride, ahead = args
     size = count * head_bytes(fmt, BLOCK) // 2  # of these elements of a key
@@ -136,7 +123,7 @@ def _head_values(e: Emitter, fmt: KvFormat, heads: int, *args: Any) -> None:
             step = e.add(done, e.mul(i, count))
             row, out = e.add(v, e.mul(step, size)), e.add(acc, e.mul(step, 4 * LANES))
             lines = e.add(ahead, e.mul(step, TILE * size))
-            _add_values(e, fmt, heads, count, row, stride, n, weights, out, e.mul(d, 4), lines)
+            _accumulate(e, fmt, heads, count, row, stride, n, weights, out, e.mul(d, 4), lines)
         done = e.mul(e.builder.udiv(steps, e.index(count)), count)
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
-from minfer.kernels_numba._gather import TILE
-from minfer.kernels_numba._heads import FLIP, row_quads
-from minfer.kernels_numba._ir import F32, I16, I32, LANES, VF, VI, Emitter, intrinsic_of, vector
+from minfer.kernels_numba._cell import CHAIN, head_bytes, load_16_blocks, load_16_rows
+from minfer.kernels_numba._emit import F32, I32, LANES, VF, VI, Emitter
+from minfer.kernels_numba._gather import SCORE_STRIDE, TILE
+from minfer.kernels_numba._ir import intrinsic_of
 from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM
-from minfer.kernels_numba._rows import CHAIN, CODES, head_bytes, load_scales
-from minfer.window import PARTITION
 
 ROWS = 6  # rows of a micro-tile: 6 x 4 accumulators of 16 lanes fill the registers
 BLOCK_STEP = BLOCK * 32 + 128  # bytes of a q8_0 block of 32 keys: codes, then scales
-WEIGHT_STRIDE = 4 * PARTITION  # bytes from one row's weights to the next
 
 
 def panel_keys(fmt: KvFormat) -> int:
@@ -39,29 +37,19 @@ def panel_bytes(fmt: KvFormat, head_dim: int) -> int:
 def _pack_elements(e: Emitter, fmt: KvFormat, k: Any, stride: Any, panel: Any, d: Any) -> None:
     size = head_bytes(fmt, LANES)
     with e.loop(e.builder.udiv(d, e.index(LANES))) as step:
-        here = row_quads(e, e.add(k, e.mul(step, size)), stride)
-
-        def load_quad(row: int, quad: int, here: Any = here) -> Any:
-            if fmt is KvFormat.F32:
-                return e.load(vector(F32, 4), here[row], 16 * quad)
-            return e.f16_to_f32(e.load(vector(I16, 4), here[row], 8 * quad))
-
+        elements = load_16_rows(e, fmt, e.add(k, e.mul(step, size)), stride)
         out = e.add(panel, e.mul(step, LANES * 256))
-        for i, lane in enumerate(e.transpose(load_quad, 4)):
-            e.store(lane, out, 256 * i)
+        for i, keys in enumerate(elements):
+            e.store(keys, out, 256 * i)
 
 
 def _pack_blocks(e: Emitter, k: Any, stride: Any, panel: Any, d: Any) -> None:
     with e.loop(e.builder.udiv(d, e.index(BLOCK))) as block:
-        here = row_quads(e, e.add(k, e.mul(block, BLOCK_BYTES)), stride)
-
-        def load_quad(row: int, quad: int, here: Any = here) -> Any:
-            return e.load(vector(I32, 4), here[row], CODES + 16 * quad)
-
+        codes, scales = load_16_blocks(e, e.add(k, e.mul(block, BLOCK_BYTES)), stride)
         out = e.add(panel, e.mul(block, BLOCK_STEP))
-        for i, four in enumerate(e.transpose(load_quad, 2)):
-            e.store(e.builder.xor(four, e.const(VI, FLIP)), out, 128 * i)
-        e.store(load_scales(e, here), out, BLOCK_STEP - 128)
+        for i, four in enumerate(codes):
+            e.store(four, out, 128 * i)
+        e.store(scales, out, BLOCK_STEP - 128)
 
 
 def pack_keys(fmt: KvFormat) -> Any:
@@ -74,7 +62,7 @@ def pack_keys(fmt: KvFormat) -> Any:
 # -- products -------------------------------------------------------------------------------------
 
 
-def _multiply(
+def multiply(
     e: Emitter, slots: list[list[Any]], a: Any, a_stride: Any, b: Any, b_stride: Any, n: Any
 ) -> None:
     """slots[r][i] += a[r, k] * b[k, 16 i ..] for k in order, one fma chain per element."""
@@ -101,7 +89,7 @@ def _score_elements(
         left, most = e.builder.sub(d, done), e.index(CHAIN)
         n = e.builder.select(e.builder.icmp_unsigned("<", left, most), left, most)
         keys = e.add(panel, e.mul(done, 256))
-        _multiply(e, slots, e.add(q, e.mul(done, 4)), q_stride, keys, 256, n)
+        multiply(e, slots, e.add(q, e.mul(done, 4)), q_stride, keys, 256, n)
 
     chain(totals, e.index(0))
     with e.loop(e.builder.udiv(e.builder.sub(d, e.index(1)), e.index(CHAIN))) as i:
@@ -113,7 +101,7 @@ def _score_elements(
     for row, line in enumerate(totals):
         for i, total in enumerate(line):
             scaled = e.builder.fmul(e.get(total), e.splat(scale))
-            e.store(scaled, out, row * WEIGHT_STRIDE + 64 * i)
+            e.store(scaled, out, row * SCORE_STRIDE + 64 * i)
 
 
 def _score_blocks(
@@ -143,7 +131,7 @@ def _score_blocks(
     for row, line in enumerate(totals):
         for i, total in enumerate(line):
             scaled = build.fmul(e.get(total), e.splat(scale))
-            e.store(scaled, out, row * WEIGHT_STRIDE + 64 * i)
+            e.store(scaled, out, row * SCORE_STRIDE + 64 * i)
 
 
 def score_panel(fmt: KvFormat) -> Any:
@@ -152,7 +140,7 @@ def score_panel(fmt: KvFormat) -> Any:
     return intrinsic_of("pppppf:v", emit)
 
 
-def _add_values(
+def _mix_values(
     e: Emitter, weights: Any, n: Any, values: Any, stride: Any, acc: Any, d: Any
 ) -> None:
     """acc[6, d] += weights[6, n] * values[n, d], keys in order; d by 64, then 32, then 16."""
@@ -163,11 +151,11 @@ def _add_values(
             at = e.mul(e.add(done, e.mul(i, count)), 4 * LANES)
             out = e.rows(e.add(acc, at), acc_stride, ROWS)
             slots = [[e.variable(e.load(VF, row, 64 * j)) for j in range(count)] for row in out]
-            _multiply(e, slots, weights, WEIGHT_STRIDE, e.add(values, at), stride, n)
+            multiply(e, slots, weights, SCORE_STRIDE, e.add(values, at), stride, n)
             for row, line in zip(out, slots, strict=True):
                 for j, slot in enumerate(line):
                     e.store(e.get(slot), row, 64 * j)
         done = e.mul(e.builder.udiv(steps, e.index(count)), count)
 
 
-add_values = intrinsic_of("pppppp:v", _add_values)  # weights, n, values, stride, acc, d
+mix_values = intrinsic_of("pppppp:v", _mix_values)  # weights, n, values, stride, acc, d

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from minfer.format import BLOCK, KvFormat
-from minfer.kernels_numba._ir import I8, LANES, Emitter, address, intrinsic_of, vector
+from minfer.kernels_numba._cell import quantize_block
+from minfer.kernels_numba._emit import I8, LANES, Emitter, vector
+from minfer.kernels_numba._ir import address, intrinsic_of
 from minfer.kernels_numba._jit import kernel
-from minfer.kernels_numba._rows import quantize_block
 
 ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how scores round the query, f32 for the others
 QUERY_BLOCK = 40  # bytes: 32 codes, f32 scale, int32 sum

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from minfer.errors import Refusal
-from minfer.kernels_numba._ir import F32, Emitter, address, intrinsic_of
-from minfer.kernels_numba._jit import first_outside, kernel
+from minfer.format import Floats, Int32
+from minfer.kernels_numba._arguments import first_outside
+from minfer.kernels_numba._emit import F32, Emitter
+from minfer.kernels_numba._ir import address, intrinsic_of
+from minfer.kernels_numba._jit import kernel
+from minfer.ops import INTERLEAVED, check_pairing
 
 
 def _rotated(e: Emitter, a: Any, b: Any, c: Any, s: Any) -> tuple[Any, Any]:
@@ -64,21 +65,15 @@ def rotate(heads: Any, cos: Any, sin: Any, interleaved: Any, out: Any) -> None:
             _copy(source + 8 * half, rest, target + 8 * half)
 
 
-def check_rope(
-    x: NDArray[np.float32],
-    positions: NDArray[np.int32],
-    cos: NDArray[np.float32],
-    sin: NDArray[np.float32],
-    pairing: str,
-) -> bool:
+def check_rope(x: Floats, positions: Int32, cos: Floats, sin: Floats, pairing: str) -> bool:
     """Refuse what does not fit; returns whether pairs are interleaved."""
-    if pairing not in ("half", "interleaved"):
-        raise Refusal("5.7", f"pairing {pairing!r} is neither half nor interleaved")
+    check_pairing(pairing)
     if cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[2] or len(positions) != len(x):
         raise Refusal(
-            "5.7",
+            "10",
             f"tables {list(cos.shape)} and {list(sin.shape)} and {len(positions)} positions do "
             f"not fit rows {list(x.shape)}",
+            {"cos": cos.shape, "sin": sin.shape, "positions": len(positions), "x": x.shape},
         )
     bad = first_outside(positions, len(cos))
     if bad >= 0:
@@ -87,4 +82,4 @@ def check_rope(
             f"position {positions[bad]} of row {bad} is not in the rope table of {len(cos)}",
             {"position": int(positions[bad]), "row": int(bad), "n_pos": len(cos)},
         )
-    return pairing == "interleaved"
+    return pairing == INTERLEAVED

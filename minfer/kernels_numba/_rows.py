@@ -1,201 +1,156 @@
-"""The bytes of a cell: the only file of this package that knows them.
+"""`rows`: attention one key at a time, for every shape and both kinds; the variant to read first.
 
-f32 and f16 cells are their elements in order; a q8_0 cell is blocks of 34 bytes, an f16 scale and
-32 int8 codes (contract 3.5). `load_*` pieces are emitted into larger kernels; the intrinsics at
-the end work on whole rows given by address.
+The same partitions and the same tree as the fast variants, in scalar loops:
+
+1. `_call.prepare` has checked the call and cut every query's window into slots, one a
+   (query, partition of 256 keys).
+2. `attend_rows` allocates what the workers share and one row of working memory for each.
+3. Every worker takes its (slot, head) items. `segments` says in which cells the slot's keys lie.
+4. `partition`: scores of all keys and their maximum, then weights times values, key by key.
+5. `join_worker` joins the partitions of a row in a fixed tree and divides by the sum of weights.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
-from minfer.kernels_numba._ir import (
-    F32,
-    I8,
-    I16,
-    I32,
-    LANES,
-    ROUND,
-    VF,
-    VH,
-    VI,
-    Emitter,
-    intrinsic_of,
-    vector,
-)
+import numpy as np
 
-CHAIN = 64  # elements of a head row that one fma chain of a score covers; part of the answer
-CODES = 2  # byte offset of a block's codes
-F16_NAN, F16_INF, F32_INF = 0x7E00, 0x7C00, 0x7F800000
-ROUND_BITS = 0x4B400000  # the bits of ROUND
+from minfer.format import Floats, KvFormat
+from minfer.kernels_numba._call import Call, Slots, bounds
+from minfer.kernels_numba._cell import CHAIN, LOAD_ROW, dot_row, head_bytes, quantize_row
+from minfer.kernels_numba._gather import Dims, segments, zero_bytes
+from minfer.kernels_numba._ir import address, exp2, fma
+from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._softmax import join_worker
+from minfer.kernels_numba._workers import Worker, n_workers, read, run
+from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 
-def head_bytes(fmt: KvFormat, head_dim: int) -> int:
-    """Bytes from one KV head's elements to the next inside a cell (q8_0: whole blocks)."""
-    if fmt is KvFormat.Q8_0:
-        return head_dim // BLOCK * BLOCK_BYTES
-    return head_dim * (4 if fmt is KvFormat.F32 else 2)
+class Scratch(NamedTuple):
+    """Working memory, one row a worker."""
+
+    packed: Any  # uint8, a quantized query head
+    row: Any  # float32 [d], a decoded key or value
+    weights: Any  # float32 [PARTITION], scores and then weights
+    segments: Any  # int64 [n, 3], (first key, cell, number of keys)
 
 
-# -- reading --------------------------------------------------------------------------------------
+class Args(NamedTuple):
+    """What a worker gets."""
+
+    dims: Dims
+    k: int  # address of cell 0
+    v: int
+    q: Any  # float32 [n_q, n_head, d]
+    scale: Any
+    slots: Slots
+    scratch: Scratch
+    states: Any  # float32 [n_slots, n_head, 2]
+    acc: Any  # float32 [n_slots, n_head, d]
+    out: Any  # float32 [n_q, n_head, d]
 
 
-def load_scale(e: Emitter, block: Any, offset: Any = 0) -> Any:
-    """The q8_0 scale at block + offset in sixteen f32 lanes."""
-    return e.f16_to_f32(e.load_splat(I16, block, offset))
+def _score_kernel(fmt: KvFormat) -> Any:
+    """Product of a query head row with the key row at an address."""
+    load = LOAD_ROW[fmt]
+
+    @kernel
+    def dot_blocks(query, source, mine):
+        return dot_row(address(mine.packed), source, query.shape[0])
+
+    @kernel(key=fmt.value)
+    def dot_elements(query, source, mine):
+        key = mine.row
+        load(source, address(key), query.shape[0])
+        total = np.float32(0)
+        for first in range(0, query.shape[0], CHAIN):
+            chain = np.float32(0)
+            for j in range(first, min(first + CHAIN, query.shape[0])):
+                chain = fma(query[j], key[j], chain)
+            total += chain
+        return total
+
+    return dot_blocks if fmt is KvFormat.Q8_0 else dot_elements
 
 
-def load_scales(e: Emitter, blocks: list[Any], offset: Any = 0) -> Any:
-    """Sixteen q8_0 scales, one from each block address, as f32: one conversion for all."""
-    return e.f16_to_f32(e.gather(I16, blocks, offset))
+def _partition_kernel(fmt: KvFormat) -> Any:
+    """One head of one slot, whose keys lie in the first n segments: state (m, l) and acc [d]."""
+    load, score, packs = LOAD_ROW[fmt], _score_kernel(fmt), fmt is KvFormat.Q8_0
+
+    @kernel(key=fmt.value)
+    def partition(args, mine, n, query, offset, state, acc):
+        table, weights, value = mine.segments, mine.weights, mine.row
+        row_bytes = args.dims.row_bytes
+        lo, m, total = table[0, 0], np.float32(-np.inf), np.float32(0)
+        if packs:
+            quantize_row(address(query), address(mine.packed), query.shape[0])
+        for s in range(n):
+            for i in range(table[s, 2]):
+                at, source = table[s, 0] + i - lo, args.k + offset + (table[s, 1] + i) * row_bytes
+                weights[at] = score(query, source, mine) * args.scale
+                m = max(m, weights[at])
+        for s in range(n):
+            for i in range(table[s, 2]):
+                at, source = table[s, 0] + i - lo, args.v + offset + (table[s, 1] + i) * row_bytes
+                load(source, address(value), query.shape[0])
+                weight = exp2(weights[at] - m)
+                total += weight
+                for j in range(acc.shape[0]):
+                    acc[j] = fma(weight, value[j], acc[j])
+        state[0], state[1] = m, total
+
+    return partition
 
 
-def load_codes(e: Emitter, block: Any, offset: int, half: int) -> Any:
-    """Codes 16 * half .. + 15 of the q8_0 block at block + offset, as f32."""
-    codes = e.load(vector(I8), block, offset + CODES + LANES * half)
-    return e.builder.sitofp(e.builder.sext(codes, VI), VF)
+def _rows_worker(fmt: KvFormat) -> Worker:
+    partition = _partition_kernel(fmt)
+
+    @Worker
+    @kernel(key=fmt.value)
+    def attn_rows(t, n_threads, pointer):
+        args = read(pointer)
+        dims, slots, own = args.dims, args.slots, args.scratch
+        mine = Scratch(own.packed[t], own.row[t], own.weights[t], own.segments[t])
+        group = dims.n_head // dims.n_head_kv
+        for item in range(t, slots.owners.shape[0] * dims.n_head, n_threads):
+            slot, head = item // dims.n_head, item % dims.n_head
+            query, lo, hi = bounds(slots, slot)
+            n = segments(slots.runs, query, slots.positions[query], lo, hi, mine.segments)
+            acc, offset = args.acc[slot, head], head // group * dims.head_bytes
+            zero_bytes(address(acc), 4 * dims.head_dim)
+            partition(args, mine, n, args.q[query, head], offset, args.states[slot, head], acc)
+        return 0
+
+    return attn_rows
 
 
-def load_block(e: Emitter, fmt: KvFormat, row: Any, block: int) -> tuple[Any, Any]:
-    """Elements 32 * block .. + 31 of the row at `row` as two <16 x float>, exact (contract 4.6)."""
-    if fmt is KvFormat.Q8_0:
-        offset = block * BLOCK_BYTES
-        scale = load_scale(e, row, offset)
-        low, high = (load_codes(e, row, offset, half) for half in (0, 1))
-        return e.builder.fmul(low, scale), e.builder.fmul(high, scale)
-    first = load_16(e, fmt, row, BLOCK * block)
-    return first, load_16(e, fmt, row, BLOCK * block + LANES)
+JOIN = Worker(join_worker)  # one a variant: it is compiled for its Args
+WORKERS = {fmt: _rows_worker(fmt) for fmt in KvFormat}
 
 
-def load_16(e: Emitter, fmt: KvFormat, row: Any, element: int) -> Any:
-    """Elements element .. element + 15 of an f32 or f16 row as <16 x float>, exact."""
-    if fmt is KvFormat.F32:
-        return e.load(VF, row, 4 * element)
-    return e.f16_to_f32(e.load(VH, row, 2 * element))
-
-
-def load_row(e: Emitter, fmt: KvFormat, row: Any, n: int) -> list[Any]:
-    """All n elements of a row, n a multiple of 16 (q8_0: of 32), sixteen to a vector."""
-    if fmt is KvFormat.Q8_0:
-        return [half for block in range(n // BLOCK) for half in load_block(e, fmt, row, block)]
-    return [load_16(e, fmt, row, element) for element in range(0, n, LANES)]
-
-
-# -- q8_0 blocks ----------------------------------------------------------------------------------
-
-
-def quantize_block(e: Emitter, source: Any) -> tuple[Any, tuple[Any, Any], Any]:
-    """32 f32 at `source` by contract 4.1 and 4.2.
-
-    Returns the scale's f16 bits (i16), the codes as two <16 x i32>, and the scale as f32.
-    """
-    build = e.builder
-    values = (e.load(VF, source), e.load(VF, source, 4 * LANES))
-    magnitudes = [build.and_(build.bitcast(v, VI), e.const(VI, 0x7FFFFFFF)) for v in values]
-
-    def unsigned_max(a: Any, b: Any) -> Any:
-        return build.select(build.icmp_unsigned(">", a, b), a, b)
-
-    amax = e.reduce(unsigned_max(*magnitudes), unsigned_max)
-    d = build.fdiv(build.bitcast(amax, F32), e.const(F32, 127.0))
-    scale = e.lane(e.f32_to_f16(e.splat(d, 4)), 0)
-    damaged = build.icmp_unsigned(">=", amax, e.const(I32, F32_INF))
-    infinite = build.icmp_unsigned("==", scale, e.const(I16, F16_INF))
-    poisoned = build.or_(damaged, infinite)
-    empty = build.or_(poisoned, build.icmp_unsigned("==", scale, e.const(I16, 0)))
-    scale = build.select(poisoned, e.const(I16, F16_NAN), scale)
-    inverse, clear = e.splat(build.fdiv(e.const(F32, 1.0), d)), e.splat(empty)
-    codes = []
-    for v in values:
-        # v * inverse + ROUND has the code in its low bits; no float is converted, NaN is harmless
-        shifted = build.fadd(build.fmul(v, inverse), e.const(VF, ROUND))
-        code = build.sub(build.bitcast(shifted, VI), e.const(VI, ROUND_BITS))
-        codes.append(build.select(clear, e.const(VI, 0), code))
-    decoded = e.lane(e.f16_to_f32(e.splat(scale, 4)), 0)
-    return scale, (codes[0], codes[1]), decoded
-
-
-def _quantize_row(e: Emitter, source: Any, cell: Any, n: Any) -> None:
-    blocks = e.builder.udiv(n, e.index(BLOCK))
-    with e.loop(blocks) as i:
-        scale, codes, _ = quantize_block(e, e.add(source, e.mul(i, 4 * BLOCK)))
-        block = e.add(cell, e.mul(i, BLOCK_BYTES))
-        e.store(scale, block)
-        for half in (0, 1):
-            e.store(e.builder.trunc(codes[half], vector(I8)), block, CODES + LANES * half)
-    # 34 bytes a block: an odd number of blocks leaves two bytes of the last word
-    odd = e.builder.icmp_unsigned("==", e.builder.and_(blocks, e.index(1)), e.index(1))
-    with e.when(odd):
-        e.store(e.const(I16, 0), cell, e.mul(blocks, BLOCK_BYTES))
-
-
-def _dequantize_row(e: Emitter, cell: Any, target: Any, n: Any) -> None:
-    with e.loop(e.builder.udiv(n, e.index(BLOCK))) as i:
-        block, out = e.add(cell, e.mul(i, BLOCK_BYTES)), e.add(target, e.mul(i, 4 * BLOCK))
-        for half, values in enumerate(load_block(e, KvFormat.Q8_0, block, 0)):
-            e.store(values, out, 4 * LANES * half)
-
-
-def dot_block(e: Emitter, a: Any, b: Any) -> Any:
-    """The term of contract 4.5 of two q8_0 blocks: float(isum) * (sa * sb), f32."""
-    build, bytes32, pairs = e.builder, vector(I8, 32), vector(I16, 32)
-    codes = [build.sext(e.load(bytes32, block, CODES), pairs) for block in (a, b)]
-    total = e.reduce(e.pair_sums(*codes), build.add)
-    scales = [e.lane(e.f16_to_f32(e.load_splat(I16, block, 0, 4)), 0) for block in (a, b)]
-    return build.fmul(build.sitofp(total, F32), build.fmul(*scales))
-
-
-def _dot_row(e: Emitter, a: Any, b: Any, n: Any) -> Any:
-    total = e.variable(e.const(F32, 0.0))
-    with e.loop(e.builder.udiv(n, e.index(BLOCK))) as i:
-        offset = e.mul(i, BLOCK_BYTES)
-        term = dot_block(e, e.add(a, offset), e.add(b, offset))
-        e.set(total, e.builder.fadd(e.get(total), term))
-    return e.get(total)
-
-
-# -- f32 and f16 rows -----------------------------------------------------------------------------
-
-
-def _store_f32(e: Emitter, source: Any, cell: Any, n: Any) -> None:
-    _copy(e, source, cell, n, 4, 4, lambda v: v)
-
-
-def _store_f16(e: Emitter, source: Any, cell: Any, n: Any) -> None:
-    _copy(e, source, cell, n, 4, 2, e.f32_to_f16)
-    odd = e.builder.icmp_unsigned("==", e.builder.and_(n, e.index(1)), e.index(1))
-    with e.when(odd):
-        e.store(e.const(I16, 0), cell, e.mul(n, 2))
-
-
-def _load_f16(e: Emitter, cell: Any, target: Any, n: Any) -> None:
-    _copy(e, cell, target, n, 2, 4, e.f16_to_f32)
-
-
-def _copy(
-    e: Emitter, source: Any, target: Any, n: Any, width: int, out_width: int, convert: Any
-) -> None:
-    """n elements of `width` bytes through `convert`, sixteen at a time, then one at a time."""
-    kind = F32 if width == 4 else I16
-    whole = e.builder.and_(n, e.index(-LANES))
-    with e.loop(e.builder.udiv(whole, e.index(LANES))) as i:
-        values = e.load(vector(kind), source, e.mul(i, LANES * width))
-        e.store(convert(values), target, e.mul(i, LANES * out_width))
-    with e.loop(e.builder.sub(n, whole)) as i:
-        at = e.add(whole, i)
-        value = convert(e.load_splat(kind, source, e.mul(at, width), 4))
-        e.store(e.lane(value, 0), target, e.mul(at, out_width))
-
-
-# -- whole rows by address: (source, target, n elements) ------------------------------------------
-
-quantize_row = intrinsic_of("ppp:v", _quantize_row)  # f32 row, q8_0 cell, n % 32 == 0
-dequantize_row = intrinsic_of("ppp:v", _dequantize_row)  # q8_0 cell, f32 row, n % 32 == 0
-dot_row = intrinsic_of("ppp:f", _dot_row)  # q8_0 cell, q8_0 cell, n % 32 == 0
-store_f32 = intrinsic_of("ppp:v", _store_f32)  # f32 row, f32 cell
-store_f16 = intrinsic_of("ppp:v", _store_f16)  # f32 row, f16 cell, padding zeroed
-load_f16 = intrinsic_of("ppp:v", _load_f16)  # f16 cell, f32 row
-
-STORE_ROW = {KvFormat.F32: store_f32, KvFormat.F16: store_f16, KvFormat.Q8_0: quantize_row}
-LOAD_ROW = {KvFormat.F32: store_f32, KvFormat.F16: load_f16, KvFormat.Q8_0: dequantize_row}
+def attend_rows(call: Call, threads: int) -> Floats:
+    """Run `rows` on a checked call."""
+    out, dims, n = call.empty_out(), call.dims, n_workers(threads)
+    n_slots, d = len(call.slots.owners), dims.head_dim
+    if not len(out):
+        return out
+    args = Args(
+        dims=dims,
+        k=call.k,
+        v=call.v,
+        q=call.q,
+        scale=call.scale,
+        slots=call.slots,
+        scratch=Scratch(
+            packed=np.empty((n, head_bytes(KvFormat.Q8_0, d) + 2), np.uint8),
+            row=np.empty((n, d), np.float32),
+            weights=np.empty((n, PARTITION), np.float32),
+            segments=np.empty((n, KV_MAP_MAX_SPANS, 3), np.int64),
+        ),
+        states=np.empty((n_slots, dims.n_head, 2), np.float32),
+        acc=np.empty((n_slots, dims.n_head, d), np.float32),
+        out=out,
+    )
+    run(threads, WORKERS[call.fmt], JOIN, args)
+    return out

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from minfer.kernels_numba._ir import I32, LANES, VF, VI, Emitter, exp2, intrinsic_of
+from minfer.kernels_numba._emit import I32, LANES, VF, VI, Emitter
+from minfer.kernels_numba._ir import exp2, intrinsic_of
 from minfer.kernels_numba._jit import kernel
-from minfer.kernels_numba._workers import read
+from minfer.kernels_numba._workers import read, share
 from minfer.window import PARTITION
 
 
@@ -90,16 +91,17 @@ def finish(acc, total, out):
 
 
 @kernel
-def attn_join(t, n_threads, pointer):
+def join_worker(t, n_threads, pointer):
     """Join the partitions of every (query, head) and write its output row."""
     args = read(pointer)
-    plan, n_head = args.plan, args.out.shape[1]
+    slots, n_head = args.slots, args.out.shape[1]
     total = args.out.shape[0] * n_head
     # neighbours to one worker: their states share cache lines
-    for item in range(t * total // n_threads, (t + 1) * total // n_threads):
+    begin, end = share(t, n_threads, total)
+    for item in range(begin, end):
         query, head = item // n_head, item % n_head
-        base, first = plan.slots[query], plan.firsts[query] // PARTITION
-        last = plan.positions[query] // PARTITION
+        base, first = slots.starts[query], slots.firsts[query] // PARTITION
+        last = slots.positions[query] // PARTITION
         join_partitions(args.states[base:], args.acc[base:], head, first, last)
         finish(args.acc[base, head], args.states[base, head, 1], args.out[query, head])
     return 0

@@ -11,15 +11,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minfer.format import KvFormat
-from minfer.kernels_numba._call import Call, Floats, Plan, bounds
-from minfer.kernels_numba._gather import TILE, Dims, gather_tile, segments, zero_bytes
-from minfer.kernels_numba._heads import GROUP, SCORE_STRIDE, scores, values
+from minfer.format import Floats, KvFormat
+from minfer.kernels_numba._call import Call, Slots, bounds
+from minfer.kernels_numba._gather import (
+    SCORE_STRIDE,
+    TILE,
+    Dims,
+    gather_tile,
+    segments,
+    zero_bytes,
+)
+from minfer.kernels_numba._heads import GROUP, scores, values
 from minfer.kernels_numba._ir import address, fetch_add
-from minfer.kernels_numba._jit import granted, kernel
+from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._query import pack_queries, query_bytes
-from minfer.kernels_numba._softmax import attn_join, softmax_row
-from minfer.kernels_numba._workers import Worker, read, run
+from minfer.kernels_numba._softmax import join_worker, softmax_row
+from minfer.kernels_numba._workers import Worker, n_workers, read, run
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 AHEAD = 4 * TILE  # keys by which prefetching runs ahead
@@ -52,7 +59,7 @@ def _partition_kernel(fmt: KvFormat) -> Any:
                 score_heads(heads, row, stride, query, dims.head_dim, scale, target, lines)
 
     @kernel(key=fmt.value)
-    def add_values(dims, v, n, weights, acc, ahead):
+    def add_tile(dims, v, n, weights, acc, ahead):
         group, d, share = dims.n_head // dims.n_head_kv, dims.head_dim, TILE * dims.head_bytes
         for kv in range(dims.n_head_kv):
             row, lines = v + kv * dims.head_bytes, ahead + kv * share
@@ -80,7 +87,7 @@ def _partition_kernel(fmt: KvFormat) -> Any:
                 count = min(TILE, end - index)
                 ahead = _ahead(table, n, index, hi, row_bytes, args.v, after)
                 out = weights + 4 * (index - start)
-                add_values(dims, args.v + cell * row_bytes, count, out, acc, ahead)
+                add_tile(dims, args.v + cell * row_bytes, count, out, acc, ahead)
                 index, cell = index + count, cell + count
 
     return partition
@@ -95,7 +102,7 @@ class Args(NamedTuple):
     q: int  # address of the packed queries
     q_bytes: int  # of one packed head row
     scale: Any
-    plan: Plan
+    slots: Slots
     counter: Any  # int64 [1], next slot
     stage: Any  # uint8 [TILE * row_bytes], rows of a tile that is not in one piece
     weights: Any  # float32 [n_head, PARTITION]
@@ -108,27 +115,28 @@ class Args(NamedTuple):
 @kernel
 def _first_row(args, slot, table):
     """Address of the first key of a slot; of cell 0 if there is no such slot."""
-    if slot >= args.plan.owners.shape[0]:
+    if slot >= args.slots.owners.shape[0]:
         return args.k
-    query, lo, _ = bounds(args.plan, slot)
-    segments(args.plan.runs, query, args.plan.positions[query], lo, lo + 1, table)
+    query, lo, _ = bounds(args.slots, slot)
+    segments(args.slots.runs, query, args.slots.positions[query], lo, lo + 1, table)
     return args.k + table[0, 1] * args.dims.row_bytes
 
 
 def _split_worker(fmt: KvFormat) -> Worker:
     partition = _partition_kernel(fmt)
 
+    @Worker
     @kernel(key=fmt.value)
     def attn_split(t, n_threads, pointer):
         args = read(pointer)
-        plan, table, n_head = args.plan, args.segments[t], args.dims.n_head
+        slots, table, n_head = args.slots, args.segments[t], args.dims.n_head
         size, stage, weights = 4 * n_head * args.dims.head_dim, args.stage[t], args.weights[t]
         done, slot = 0, fetch_add(address(args.counter))
-        while slot < plan.owners.shape[0]:
+        while slot < slots.owners.shape[0]:
             upcoming = fetch_add(address(args.counter))  # early, so that its rows can be prefetched
             after = _first_row(args, upcoming, table)
-            query, lo, hi = bounds(plan, slot)
-            n = segments(plan.runs, query, plan.positions[query], lo, hi, table)
+            query, lo, hi = bounds(slots, slot)
+            n = segments(slots.runs, query, slots.positions[query], lo, hi, table)
             q, acc = args.q + query * n_head * args.q_bytes, address(args.acc) + slot * size
             zero_bytes(acc, size)
             states = address(args.states) + 8 * n_head * slot
@@ -138,17 +146,17 @@ def _split_worker(fmt: KvFormat) -> Worker:
             done, slot = done + 1, upcoming
         return done
 
-    return Worker(attn_split)
+    return attn_split
 
 
-JOIN = Worker(attn_join)
+JOIN = Worker(join_worker)  # one a variant: it is compiled for its Args
 WORKERS = {fmt: _split_worker(fmt) for fmt in KvFormat}
 
 
 def attend_split(call: Call, threads: int) -> Floats:
     """Run `split` on a checked call."""
-    out, dims, n = call.empty_out(), call.dims, granted(threads)
-    n_slots, d = len(call.plan.owners), dims.head_dim
+    out, dims, n = call.empty_out(), call.dims, n_workers(threads)
+    n_slots, d = len(call.slots.owners), dims.head_dim
     if not len(out):
         return out
     queries = pack_queries(call.q, call.fmt)
@@ -159,7 +167,7 @@ def attend_split(call: Call, threads: int) -> Floats:
         q=queries.ctypes.data,
         q_bytes=query_bytes(call.fmt, d),
         scale=call.scale,
-        plan=call.plan,
+        slots=call.slots,
         counter=np.zeros(1, np.int64),
         stage=np.empty((n, TILE * dims.row_bytes), np.uint8),
         weights=np.empty((n, dims.n_head, PARTITION), np.float32),

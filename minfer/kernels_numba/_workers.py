@@ -1,22 +1,47 @@
-"""One parallel loop for every attention kernel.
+"""One parallel loop for every kernel that runs on threads.
 
 A parallel kernel makes Numba compile its body again and again, once per wrapper. So the one loop
 stands alone here and calls workers by the address of their compiled code; their arguments travel
 as the address of a tuple on the launching thread's stack. Each worker is compiled once.
+
+    @Worker
+    @kernel
+    def _double_kernel(t, n_threads, pointer):
+        x, out = read(pointer)
+        begin, end = share(t, n_threads, x.size)
+        for i in range(begin, end):
+            out[i] = 2 * x[i]
+        return 0
+
+    run(threads, _double_kernel, None, (x, out))
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Mapping
 from typing import Any
 
-import numba
+import numba as _numba
 import numpy as np
 from numba import prange
-from numba.core import cgutils, types
+from numba.core import cgutils as _cgutils
+from numba.core import types as _types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
-from minfer.kernels_numba._ir import I64
-from minfer.kernels_numba._jit import granted, kernel, launch
+from minfer.errors import Refusal
+from minfer.kernels_numba._emit import I64
+from minfer.kernels_numba._jit import kernel
+from minfer.ops import Tunable
+
+# Numba's own hints are partial and differ between versions.
+numba: Any = _numba
+cgutils: Any = _cgutils
+types: Any = _types
+
+THREADS = Tunable(default=numba.config.NUMBA_NUM_THREADS, values=(1, 2, 4, 8, 16, 32, 64))
 
 
 def _emit_on_stack(_typing_context: Any, args: Any) -> Any:
@@ -84,30 +109,44 @@ read: Any = intrinsic(_emit_read)
 _call: Any = intrinsic(_emit_call)
 
 
+@kernel
+def share(t, n_threads, n):
+    """The part [begin, end) of n equal items that worker t of n_threads takes."""
+    return t * n // n_threads, (t + 1) * n // n_threads
+
+
 @kernel(parallel=True)
-def _loop(n_threads, work, join, args, done):
+def _loop(n_threads, work, join, args):
+    done = np.empty(n_threads, np.intp)
     for t in prange(n_threads):
         done[t] = _call(work, np.intp(t), n_threads, args)
     if join != 0:
         for t in prange(n_threads):
-            done[t] += _call(join, np.intp(t), n_threads, args)
+            done[t] = _call(join, np.intp(t), n_threads, args)
 
 
 @kernel
-def _start(n_threads, work, join, args, done):
-    _loop(n_threads, work, join, _on_stack(args), done)
+def _start(n_threads, work, join, args):
+    pointer = _on_stack(args)
+    if n_threads > 1:
+        _loop(n_threads, work, join, pointer)
+        return
+    _call(work, 0, 1, pointer)
+    if join != 0:
+        _call(join, 0, 1, pointer)
 
 
 class Worker:
     """A kernel (t, n_threads, pointer to args) -> intp that `run` calls by address.
 
     Its argument types are those of the first call. Launchers see to it that no item type and no
-    number of dimensions ever differs and that arrays are C-contiguous, which is all the code uses.
+    number of dimensions ever differs, and that arrays are C-contiguous and of one mutability.
     """
 
     def __init__(self, compiled: Any) -> None:
         self.kernel = compiled
         self.address = 0
+        self.fingerprint = b""
 
     def resolve(self, args: Any) -> int:
         """Address of the code for `args`, compiled or read from disk at the first call."""
@@ -115,12 +154,64 @@ class Worker:
             kinds = (types.intp, types.intp, types.CPointer(numba.typeof(args)))
             self.kernel.compile(kinds)
             result = self.kernel.overloads[kinds]
+            self.fingerprint = _fingerprint(args)
             self.address = result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
+        elif __debug__ and _fingerprint(args) != self.fingerprint:
+            raise TypeError(
+                f"{self.kernel.__name__} was compiled for other types than {numba.typeof(args)}"
+            )
         return self.address
 
 
+_fingerprint: Any = numba._dispatcher.compute_fingerprint  # of the argument types, as bytes
+
+
+def n_workers(threads: object) -> int:
+    """`threads` as a number of workers, refused unless it is a whole number of at least 1."""
+    if not isinstance(threads, (int, np.integer)) or threads < 1:
+        raise Refusal(
+            "0.3", f"threads {threads!r} is no whole number of at least 1", {"threads": threads}
+        )
+    return int(threads)
+
+
+def row_threads(rows: NDArray[Any], config: Mapping[str, Any]) -> int:
+    """`threads` of config, or 1 below 16 Ki elements: waking a thread costs more than it saves."""
+    threads = n_workers(config["threads"])
+    return threads if rows.size >= 1 << 14 else 1
+
+
+# The workqueue layer aborts the process when two threads launch at once; the others do not.
+_workqueue_lock = threading.Lock()
+
+
 def run(threads: int, work: Worker, join: Worker | None, args: Any) -> None:
-    """Call work(t, n, args) for every t < n in parallel, then join likewise if there is one."""
-    done = np.empty(granted(threads), np.intp)
+    """Call work(t, threads, args) for every t < threads, then join likewise if there is one.
+
+    They run on as many threads, at most those of Numba's pool; one runs on the calling thread.
+    The mask is that of the calling thread and is restored. Checks belong before: kernels do not
+    raise.
+    """
+    n_threads = n_workers(threads)
     first, second = work.resolve(args), join.resolve(args) if join else 0
-    launch(_start, threads, first, second, args, done)
+    if n_threads == 1:
+        _start(1, first, second, args)
+        return
+    before = numba.get_num_threads()
+    mask = min(n_threads, numba.config.NUMBA_NUM_THREADS)
+    if mask != before:
+        numba.set_num_threads(mask)
+    try:
+        with _workqueue_lock if _is_workqueue() else contextlib.nullcontext():
+            _start(n_threads, first, second, args)
+    finally:
+        if mask != before:
+            numba.set_num_threads(before)
+
+
+def _is_workqueue() -> bool:
+    """Whether Numba runs on its own pool; before the first launch nobody knows, so yes."""
+    try:
+        return bool(numba.threading_layer() == "workqueue")
+    except ValueError:
+        return True

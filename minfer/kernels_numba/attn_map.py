@@ -8,31 +8,17 @@ flash: prefill, tiles of queries against packed keys.
 
 from __future__ import annotations
 
-from typing import Any
-
-from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
-from minfer.kernels_numba._call import Call, Floats, prepare, wrap_window
+from minfer.format import Floats, Int32, KvFormat, Region
+from minfer.kernels_numba._call import prepare
+from minfer.kernels_numba._emit import LANES
 from minfer.kernels_numba._flash import BLOCK_M, attend_flash
-from minfer.kernels_numba._ir import LANES
-from minfer.kernels_numba._jit import THREADS
-from minfer.kernels_numba._plain import attend_rows
 from minfer.kernels_numba._query import ROUNDING
+from minfer.kernels_numba._rows import attend_rows
 from minfer.kernels_numba._split import attend_split
+from minfer.kernels_numba._workers import THREADS
 from minfer.ops import DECODE, PREFILL, Config, Limits, variant
-from minfer.window import Int32, Runs
 
-
-def _prepare(q: Floats, positions: Int32, runs: Int32, k: Region, v: Region, **how: Any) -> Call:
-    windows = wrap_window(runs, len(q))
-    if len(q) and not isinstance(windows, Runs):
-        raise Refusal(
-            "2.2",
-            f"a window input for {len(q)} queries is {windows.mode.value}, not runs; "
-            "attn_window reads it",
-            {"mode": windows.mode.value, "n_q": len(q)},
-        )
-    return prepare(q, k, v, positions, windows, **how)
+NAME = "attn_map"
 
 
 @variant(query=ROUNDING, space={"threads": THREADS})
@@ -50,7 +36,7 @@ def attn_map_rows(
     config: Config,
 ) -> Floats:
     """q [n_q, n_head, d] to f32 of that shape; one key at a time, tiles unused."""
-    call = _prepare(q, positions, runs, k, v, fmt=fmt, scale=scale, width=width)
+    call = prepare(NAME, q, k, v, positions, runs, fmt=fmt, scale=scale, width=width)
     return attend_rows(call, config["threads"])
 
 
@@ -73,7 +59,9 @@ def attn_map_split(
     config: Config,
 ) -> Floats:
     """q [n_q, n_head, d] to f32 of that shape; by partitions of every query, tiles unused."""
-    call = _prepare(q, positions, runs, k, v, fmt=fmt, scale=scale, width=width, multiple=LANES)
+    call = prepare(
+        NAME, q, k, v, positions, runs, fmt=fmt, scale=scale, width=width, multiple=LANES
+    )
     return attend_split(call, config["threads"])
 
 
@@ -96,5 +84,7 @@ def attn_map_flash(
     config: Config,
 ) -> Floats:
     """q [n_q, n_head, d] to f32 of that shape; `tiles` [n, 2] cut by block_m (contract 2.7)."""
-    call = _prepare(q, positions, runs, k, v, fmt=fmt, scale=scale, width=width, multiple=LANES)
+    call = prepare(
+        NAME, q, k, v, positions, runs, fmt=fmt, scale=scale, width=width, multiple=LANES
+    )
     return attend_flash(call, tiles, config["threads"])

@@ -8,33 +8,17 @@ flash: prefill, tiles of queries against packed keys.
 
 from __future__ import annotations
 
-from typing import Any
-
-from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
-from minfer.kernels_numba._call import Call, Floats, prepare, wrap_window
+from minfer.format import Floats, Int32, KvFormat, Region
+from minfer.kernels_numba._call import prepare
+from minfer.kernels_numba._emit import LANES
 from minfer.kernels_numba._flash import BLOCK_M, attend_flash
-from minfer.kernels_numba._ir import LANES
-from minfer.kernels_numba._jit import THREADS
-from minfer.kernels_numba._plain import attend_rows
 from minfer.kernels_numba._query import ROUNDING
+from minfer.kernels_numba._rows import attend_rows
 from minfer.kernels_numba._split import attend_split
+from minfer.kernels_numba._workers import THREADS
 from minfer.ops import DECODE, PREFILL, Config, Limits, variant
-from minfer.window import Int32, Runs
 
-
-def _prepare(
-    q: Floats, positions: Int32, span: Int32 | None, k: Region, v: Region, **how: Any
-) -> Call:
-    windows = wrap_window(span, len(q))
-    if isinstance(windows, Runs):
-        raise Refusal(
-            "2.2",
-            f"a window input of {windows.array.size} numbers holds runs for {len(q)} queries; "
-            "attn_map reads those",
-            {"size": windows.array.size, "n_q": len(q)},
-        )
-    return prepare(q, k, v, positions, windows, **how)
+NAME = "attn_window"
 
 
 @variant(query=ROUNDING, space={"threads": THREADS})
@@ -52,7 +36,7 @@ def attn_window_rows(
     config: Config,
 ) -> Floats:
     """q [n_q, n_head, d] to f32 of that shape; one key at a time, tiles unused."""
-    call = _prepare(q, positions, span, k, v, fmt=fmt, scale=scale, width=width)
+    call = prepare(NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width)
     return attend_rows(call, config["threads"])
 
 
@@ -75,7 +59,9 @@ def attn_window_split(
     config: Config,
 ) -> Floats:
     """q [n_q, n_head, d] to f32 of that shape; by partitions of every query, tiles unused."""
-    call = _prepare(q, positions, span, k, v, fmt=fmt, scale=scale, width=width, multiple=LANES)
+    call = prepare(
+        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=LANES
+    )
     return attend_split(call, config["threads"])
 
 
@@ -98,5 +84,7 @@ def attn_window_flash(
     config: Config,
 ) -> Floats:
     """q [n_q, n_head, d] to f32 of that shape; `tiles` [n, 2] cut by block_m (contract 2.7)."""
-    call = _prepare(q, positions, span, k, v, fmt=fmt, scale=scale, width=width, multiple=LANES)
+    call = prepare(
+        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=LANES
+    )
     return attend_flash(call, tiles, config["threads"])

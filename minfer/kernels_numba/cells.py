@@ -8,71 +8,75 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
-from minfer.kernels_numba._ir import address
-from minfer.kernels_numba._jit import (
-    THREADS,
-    constant,
-    first_outside,
-    kernel,
-    launch,
-    row_threads,
+from minfer.format import Floats, Int32, KvFormat, Region
+from minfer.kernels_numba._arguments import (
+    check_pair,
+    check_region,
+    checked_cells,
+    floats,
+    int32s,
+    read_only,
 )
+from minfer.kernels_numba._cell import LOAD_ROW, STORE_ROW
+from minfer.kernels_numba._ir import address
+from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rotate import check_rope, rotate
-from minfer.kernels_numba._rows import LOAD_ROW, STORE_ROW
+from minfer.kernels_numba._workers import THREADS, Worker, read, row_threads, run, share
 from minfer.ops import Config, variant
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
-
-def _store_kernel(fmt: KvFormat) -> Any:
+def _store_kernel(fmt: KvFormat) -> Worker:
     store_row = STORE_ROW[fmt]
 
-    @kernel(parallel=True, serial=True, key=(fmt.value,))
-    def store_cells(_n_threads: Any, rows: Any, arena: Any, cells: Any) -> None:
-        n, m = rows.shape
-        for row in prange(n):
-            store_row(address(rows[row]), address(arena[cells[row]]), m)
+    @Worker
+    @kernel(key=fmt.value)
+    def store_cells(t: Any, n_threads: Any, pointer: Any) -> int:
+        rows, arena, row_bytes, cells = read(pointer)
+        begin, end = share(t, n_threads, rows.shape[0])
+        for row in range(begin, end):
+            store_row(address(rows[row]), arena + cells[row] * row_bytes, rows.shape[1])
+        return 0
 
     return store_cells
 
 
-def _load_kernel(fmt: KvFormat) -> Any:
+def _load_kernel(fmt: KvFormat) -> Worker:
     load_row = LOAD_ROW[fmt]
 
-    @kernel(parallel=True, key=(fmt.value,))
-    def load_cells(_n_threads: Any, arena: Any, cells: Any, rows: Any) -> None:
-        n, m = rows.shape
-        for row in prange(n):
-            load_row(address(arena[cells[row]]), address(rows[row]), m)
+    @Worker
+    @kernel(key=fmt.value)
+    def load_cells(t: Any, n_threads: Any, pointer: Any) -> int:
+        arena, row_bytes, cells, rows = read(pointer)
+        begin, end = share(t, n_threads, rows.shape[0])
+        for row in range(begin, end):
+            load_row(arena + cells[row] * row_bytes, address(rows[row]), rows.shape[1])
+        return 0
 
     return load_cells
 
 
-def _qkv_rope_store_kernel(fmt: KvFormat) -> Any:
+def _qkv_rope_store_kernel(fmt: KvFormat) -> Worker:
     store_row = STORE_ROW[fmt]
 
-    @kernel(parallel=True, serial=True, key=(fmt.value,))
-    def qkv_rope_store(
-        _n_threads: Any, qkv: Any, arenas: Any, places: Any, tables: Any, interleaved: Any, out: Any
-    ) -> None:
+    @Worker
+    @kernel(key=fmt.value)
+    def qkv_rope_store(t: Any, n_threads: Any, pointer: Any) -> int:
+        qkv, arenas, row_bytes, places, tables, interleaved, out = read(pointer)
         q, k, v = qkv
-        k_arena, v_arena = arenas
         positions, cells = places
         cos, sin = tables
         q_out, k_out = out
         m = k.shape[1] * k.shape[2]
-        for row in prange(q.shape[0]):
-            at, cell = positions[row], cells[row]
+        begin, end = share(t, n_threads, q.shape[0])
+        for row in range(begin, end):
+            at, offset = positions[row], cells[row] * row_bytes
             rotate(q[row], cos[at], sin[at], interleaved, q_out[row])
             rotate(k[row], cos[at], sin[at], interleaved, k_out[row])
-            store_row(address(k_out[row]), address(k_arena[cell]), m)
-            store_row(address(v[row]), address(v_arena[cell]), m)
+            store_row(address(k_out[row]), arenas[0] + offset, m)
+            store_row(address(v[row]), arenas[1] + offset, m)
+        return 0
 
     return qkv_rope_store
 
@@ -84,16 +88,16 @@ LOAD_KERNELS = {fmt: _load_kernel(fmt) for fmt in KvFormat}
 
 @variant(space={"threads": THREADS})
 def store_cells_rows(
-    region: Region, rows: Floats, cells: Ints, *, fmt: KvFormat, config: Config
+    region: Region, rows: Floats, cells: Int32, *, fmt: KvFormat, config: Config
 ) -> Region:
     """Rows f32 [n, n_head_kv, d] into cells int32 [n] of a canonical region, in place.
 
-    Refuses another format, another row shape, and a cell outside the region.
+    Refuses another format, another row type or shape, and a cell outside the region.
     """
-    cells = checked_cells(region, cells)
-    _check_store(region, rows, cells, fmt)
-    flat = np.ascontiguousarray(rows, np.float32).reshape(len(rows), region.row_elems)
-    launch(STORE_KERNELS[fmt], row_threads(flat, config), flat, region.arrays[0], cells)
+    arena, cells = _writable(region, fmt), checked_cells(region, cells)
+    flat = _checked_rows(region, rows, "rows", len(cells)).reshape(len(cells), region.row_elems)
+    args = (flat, arena, region.row_bytes, cells)
+    run(row_threads(flat, config), STORE_KERNELS[fmt], None, args)
     return region
 
 
@@ -104,8 +108,8 @@ def qkv_rope_store_rows(
     v: Floats,
     k_region: Region,
     v_region: Region,
-    positions: Ints,
-    cells: Ints,
+    positions: Int32,
+    cells: Int32,
     cos: Floats,
     sin: Floats,
     *,
@@ -117,60 +121,55 @@ def qkv_rope_store_rows(
 
     Returns the rotated q and both regions, which are the ones given.
     """
-    cells = checked_cells(k_region, cells)
-    for region, rows in ((k_region, k), (v_region, v)):
-        _check_store(region, rows, checked_cells(region, cells), fmt)
-    q, k, v = (np.ascontiguousarray(rows, np.float32) for rows in (q, k, v))
-    positions = np.ascontiguousarray(positions, np.int32)
-    cos, sin = constant(cos), constant(sin)
+    arenas = _writable(k_region, fmt), _writable(v_region, fmt)
+    check_pair(k_region, v_region)
+    smaller = min(k_region, v_region, key=lambda region: region.n_cells)
+    cells = checked_cells(smaller, cells)
+    k = _checked_rows(k_region, k, "k", len(cells))
+    v = _checked_rows(v_region, v, "v", len(cells))
+    q, positions = floats(q, "q", 3), int32s(positions, "positions")
+    cos, sin = read_only(cos, "cos", 2), read_only(sin, "sin", 2)
     interleaved = check_rope(q, positions, cos, sin, pairing)
     check_rope(k, positions, cos, sin, pairing)
     out, rotated = np.empty_like(q), np.empty_like(k)
-    launch(
-        QKV_KERNELS[fmt],
-        row_threads(q, config),
+    args = (
         (q, k, v),
-        (k_region.arrays[0], v_region.arrays[0]),
+        arenas,
+        k_region.row_bytes,
         (positions, cells),
         (cos, sin),
         interleaved,
         (out, rotated),
     )
+    run(row_threads(q, config), QKV_KERNELS[fmt], None, args)
     return out, k_region, v_region
 
 
-def load_cells(region: Region, cells: Ints, threads: int) -> Floats:
+def load_cells(region: Region, cells: Int32, threads: int) -> Floats:
     """The rows in cells int32 [n], decoded exactly: f32 [n, n_head_kv, d]."""
+    check_region(region, region.fmt)
     cells = checked_cells(region, cells)
     rows = np.empty((len(cells), region.row_elems), np.float32)
-    launch(LOAD_KERNELS[region.fmt], threads, region.arrays[0], cells, rows)
+    args = (region.arrays[0].ctypes.data, region.row_bytes, cells, rows)
+    run(threads, LOAD_KERNELS[region.fmt], None, args)
     return rows.reshape(len(cells), region.n_head_kv, region.head_dim)
 
 
-def checked_cells(region: Region, cells: Ints) -> Ints:
-    """The cells as contiguous int32, refused if one is outside the region."""
-    cells = np.ascontiguousarray(cells, np.int32)
-    bad = first_outside(cells, region.n_cells)
-    if bad >= 0:
-        raise Refusal(
-            "2.5",
-            f"cell {cells[bad]} of row {bad} is outside the region of {region.n_cells} cells",
-            {"cell": int(cells[bad]), "row": int(bad), "n_cells": region.n_cells},
-        )
-    return cells
+def _writable(region: Region, fmt: KvFormat) -> int:
+    """Address of cell 0 of a region of `fmt` that may be written."""
+    check_region(region, fmt)
+    if not region.arrays[0].flags.writeable:
+        raise Refusal("10", "the region's array is read-only; store into a writable one")
+    return int(region.arrays[0].ctypes.data)
 
 
-def _check_store(region: Region, rows: Floats, cells: Ints, fmt: KvFormat) -> None:
-    if region.fmt is not fmt or region.layout != "canonical":
-        raise Refusal(
-            "3.2",
-            f"a {region.fmt} region in layout {region.layout} does not take {fmt} rows",
-            {"region": str(region.fmt), "layout": region.layout, "fmt": str(fmt)},
-        )
-    wanted = (len(cells), region.n_head_kv, region.head_dim)
+def _checked_rows(region: Region, rows: Floats, name: str, n: int) -> Floats:
+    rows = floats(rows, name, 3)
+    wanted = (n, region.n_head_kv, region.head_dim)
     if rows.shape != wanted:
         raise Refusal(
-            "2.5",
-            f"rows {list(rows.shape)} for {len(cells)} cells of this region must be {list(wanted)}",
-            {"shape": tuple(rows.shape), "wanted": wanted},
+            "10",
+            f"{name} {list(rows.shape)} for {n} cells of this region must be {list(wanted)}",
+            {"name": name, "shape": rows.shape, "wanted": wanted},
         )
+    return rows

@@ -9,28 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
-from minfer.kernels_numba._ir import (
-    F32,
-    LOG2E,
-    VF,
-    VI,
-    Emitter,
-    address,
-    intrinsic_of,
-)
-from minfer.kernels_numba._jit import THREADS, constant, kernel, launch, row_threads
+from minfer.format import Floats, Int32
+from minfer.kernels_numba._arguments import first_outside, floats, int32s, read_only
+from minfer.kernels_numba._emit import F32, LOG2E, VF, VI, Emitter
+from minfer.kernels_numba._ir import address, intrinsic_of
+from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rotate import check_rope, rotate
+from minfer.kernels_numba._workers import THREADS, Worker, read, row_threads, run, share
 from minfer.ops import Config, variant
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
 LOG2E_LOW = float.fromhex("0x1.4ae0c0p-26")  # log2(e) - LOG2E
 LN2 = float.fromhex("0x1.62e430p-1")
+
 # -- rows -----------------------------------------------------------------------------------------
 
 
@@ -51,21 +43,30 @@ def _emit_rms_norm(e: Emitter, x: Any, weight: Any, n: Any, count: Any, eps: Any
 _rms_norm_row = intrinsic_of("pppffp:v", _emit_rms_norm)
 
 
-@kernel(parallel=True, serial=True)
-def _rms_norm_rows_kernel(_n_threads: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
-    n, m = x.shape
-    for row in prange(n):
-        _rms_norm_row(address(x[row]), address(weight), m, np.float32(m), eps, address(out[row]))
+@Worker
+@kernel
+def _rms_norm_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    x, weight, eps, out = read(pointer)
+    begin, end = share(t, n_threads, x.shape[0])
+    for row in range(begin, end):
+        source, m = address(x[row]), x.shape[1]
+        _rms_norm_row(source, address(weight), m, np.float32(m), eps, address(out[row]))
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def rms_norm_rows(x: Floats, weight: Floats, *, eps: float, config: Config) -> Floats:
     """Each row of x [n, m] over the root of its mean square plus eps, times weight [m]."""
-    x, weight = _floats(x), constant(weight)
+    x, weight = floats(x, "x", 2), read_only(weight, "weight", 1)
     if weight.shape != x.shape[1:]:
-        raise Refusal("7.5", f"a weight of {list(weight.shape)} cannot scale {list(x.shape)}")
+        raise Refusal(
+            "10",
+            f"a weight of {list(weight.shape)} cannot scale {list(x.shape)}",
+            {"weight": weight.shape, "x": x.shape},
+        )
     out = np.empty_like(x)
-    launch(_rms_norm_rows_kernel, row_threads(x, config), x, weight, np.float32(eps), out)
+    args = (x, weight, np.float32(eps), out)
+    run(row_threads(x, config), _rms_norm_rows_kernel, None, args)
     return out
 
 
@@ -96,74 +97,83 @@ def sigmoid(e: Emitter, x: Any) -> Any:
 _silu_mul_row = intrinsic_of("pppp:v", _emit_silu_mul)
 
 
-@kernel(parallel=True, serial=True)
-def _silu_mul_rows_kernel(_n_threads: Any, gate: Any, up: Any, out: Any) -> None:
-    n, m = gate.shape
-    for row in prange(n):
-        _silu_mul_row(address(gate[row]), address(up[row]), m, address(out[row]))
+@Worker
+@kernel
+def _silu_mul_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    gate, up, out = read(pointer)
+    begin, end = share(t, n_threads, gate.shape[0])
+    for row in range(begin, end):
+        _silu_mul_row(address(gate[row]), address(up[row]), gate.shape[1], address(out[row]))
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def silu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Floats:
     """gate * sigmoid(gate) * up, all f32 [n, m]."""
-    gate, up = _same_shape(gate, up)
+    gate, up = _same_shape("gate", gate, "up", up)
     out = np.empty_like(gate)
-    launch(_silu_mul_rows_kernel, row_threads(gate, config), gate, up, out)
+    run(row_threads(gate, config), _silu_mul_rows_kernel, None, (gate, up, out))
     return out
 
 
-@kernel(parallel=True, serial=True)
-def _rope_rows_kernel(
-    _n_threads: Any, x: Any, positions: Any, cos: Any, sin: Any, interleaved: Any, out: Any
-) -> None:
-    for row in prange(x.shape[0]):
+@Worker
+@kernel
+def _rope_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    x, positions, cos, sin, interleaved, out = read(pointer)
+    begin, end = share(t, n_threads, x.shape[0])
+    for row in range(begin, end):
         at = positions[row]
         rotate(x[row], cos[at], sin[at], interleaved, out[row])
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def rope_rows(
-    x: Floats, positions: Ints, cos: Floats, sin: Floats, *, pairing: str, config: Config
+    x: Floats, positions: Int32, cos: Floats, sin: Floats, *, pairing: str, config: Config
 ) -> Floats:
     """Rotate pair i of every head row of x [n, n_head, d] by the table row of its position.
 
     cos, sin: f32 [n_pos, n_rot / 2]. pairing "half" pairs dims (i, i + n_rot/2), "interleaved"
     (2i, 2i + 1); dims from n_rot on are copied.
     """
-    x, cos, sin = _floats(x), constant(cos), constant(sin)
-    positions = np.ascontiguousarray(positions, np.int32)
+    x, cos, sin = floats(x, "x", 3), read_only(cos, "cos", 2), read_only(sin, "sin", 2)
+    positions = int32s(positions, "positions")
     interleaved = check_rope(x, positions, cos, sin, pairing)
     out = np.empty_like(x)
-    threads = row_threads(x, config)
-    launch(_rope_rows_kernel, threads, x, positions, cos, sin, interleaved, out)
+    args = (x, positions, cos, sin, interleaved, out)
+    run(row_threads(x, config), _rope_rows_kernel, None, args)
     return out
 
 
 @variant()
 def add_rows(x: Floats, y: Floats, *, config: Config) -> Floats:
-    """x + y."""
-    return np.add(*_same_shape(x, y))
+    """x + y, f32 [n, m]."""
+    return np.add(*_same_shape("x", x, "y", y))
 
 
 @variant()
-def embed_rows(weight: Floats, tokens: Ints, *, config: Config) -> Floats:
+def embed_rows(weight: Floats, tokens: Int32, *, config: Config) -> Floats:
     """Rows of weight [n_vocab, m] for tokens int32 [n]: f32 [n, m]."""
-    n_vocab = len(weight)
-    outside = np.flatnonzero((tokens < 0) | (tokens >= n_vocab))
-    if outside.size:
-        token = int(tokens[outside[0]])
-        raise Refusal("7.5", f"token {token} is not in the vocabulary of {n_vocab}")
-    return np.ascontiguousarray(weight[tokens], np.float32)
+    tokens, n_vocab = int32s(tokens, "tokens"), len(weight)
+    bad = first_outside(tokens, n_vocab)
+    if bad >= 0:
+        raise Refusal(
+            "7.5",
+            f"token {tokens[bad]} is not in the vocabulary of {n_vocab}",
+            {"token": int(tokens[bad]), "n_vocab": n_vocab},
+        )
+    return read_only(weight, "weight", 2)[tokens]
 
 
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def _floats(array: Floats) -> Floats:
-    return np.ascontiguousarray(array, np.float32)
-
-
-def _same_shape(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+def _same_shape(a_name: str, a: Floats, b_name: str, b: Floats) -> tuple[Floats, Floats]:
+    a, b = floats(a, a_name, 2), floats(b, b_name, 2)
     if a.shape != b.shape:
-        raise Refusal("7.5", f"shapes {list(a.shape)} and {list(b.shape)} differ")
-    return _floats(a), _floats(b)
+        raise Refusal(
+            "10",
+            f"shapes {list(a.shape)} of {a_name} and {list(b.shape)} of {b_name} differ",
+            {a_name: a.shape, b_name: b.shape},
+        )
+    return a, b

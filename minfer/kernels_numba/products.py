@@ -13,27 +13,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
-from minfer.kernels_numba._ir import (
-    F32,
-    LANES,
-    VF,
-    Emitter,
-    address,
-    fetch_add,
-    intrinsic_of,
-    vector,
-)
-from minfer.kernels_numba._jit import THREADS, constant, granted, kernel, launch
+from minfer.format import Floats, KvFormat
+from minfer.kernels_numba._arguments import floats, read_only
+from minfer.kernels_numba._emit import LANES, VF, Emitter
+from minfer.kernels_numba._ir import address, fetch_add, intrinsic_of
+from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._panels import ROWS, multiply, pack_keys
+from minfer.kernels_numba._workers import THREADS, Worker, n_workers, read, run, share
 from minfer.ops import Config, variant
 
-Floats = NDArray[np.float32]
-
 COLUMNS = 16  # rows of x that share one pass over the weights in matvec
-TILE_ROWS, TILE_COLUMNS = 6, 64
+TILE_COLUMNS = 64
 PANEL_DEPTH = 256  # k values of a packed panel, 64 KiB: a chain's length, so part of the answer
 
 # -- matvec ---------------------------------------------------------------------------------------
@@ -75,7 +67,7 @@ def _lane_sums(n_rows: int, n_columns: int) -> Any:
             step(e.mul(i, 4 * LANES), lambda row, offset: e.load(VF, row, offset))
         tail = e.builder.urem(n_in, e.index(LANES))
         with e.when(e.builder.icmp_unsigned("!=", tail, e.index(0))):
-            step(e.mul(whole, 4 * LANES), lambda row, offset: e.load_head(row, offset, tail))
+            step(e.mul(whole, 4 * LANES), lambda row, offset: e.load_first(row, offset, tail))
         for c in range(n_columns):
             out = e.add(y, e.mul(y_stride, c))
             if n_rows == 1:
@@ -118,15 +110,15 @@ def _matvec_rows(weight: Any, x: Any, out: Any, row: Any, stop: Any, column: Any
         row += 1
 
 
-@kernel(parallel=True)
-def _matvec_lanes_kernel(n_threads: Any, weight: Any, x: Any, out: Any) -> None:
-    groups = (weight.shape[0] + 15) // 16
-    for thread in prange(n_threads):
-        start = thread * groups // n_threads * 16
-        stop = min(weight.shape[0], (thread + 1) * groups // n_threads * 16)
-        for column in range(0, x.shape[0], COLUMNS):
-            n = min(COLUMNS, x.shape[0] - column)
-            _matvec_rows(weight, x, out, start, stop, column, n)
+@Worker
+@kernel
+def _matvec_lanes_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    weight, x, out = read(pointer)
+    begin, end = share(t, n_threads, (weight.shape[0] + 15) // 16)
+    for column in range(0, x.shape[0], COLUMNS):
+        n = min(COLUMNS, x.shape[0] - column)
+        _matvec_rows(weight, x, out, 16 * begin, min(16 * end, weight.shape[0]), column, n)
+    return 0
 
 
 @variant(space={"threads": THREADS})
@@ -134,7 +126,7 @@ def matvec_lanes(weight: Floats, x: Floats, *, config: Config) -> Floats:
     """x [n, n_in] @ weight.T, weight [n_out, n_in]: f32 [n, n_out]."""
     weight, x = _check_product(weight, x)
     out = np.empty((len(x), len(weight)), np.float32)
-    launch(_matvec_lanes_kernel, config["threads"], weight, x, out)
+    run(config["threads"], _matvec_lanes_kernel, None, (weight, x, out))
     return out
 
 
@@ -146,36 +138,16 @@ def _emit_tile(
 ) -> None:
     """out[6][64] += x[6][depth] @ panel[depth][64], one fma chain from zero per element."""
     parts = range(TILE_COLUMNS // LANES)
-    rows, outs = e.rows(x, x_stride, TILE_ROWS), e.rows(out, out_stride, TILE_ROWS)
-    sums = [[e.variable(e.const(VF, 0.0)) for _ in parts] for _ in outs]
-    with e.loop(depth) as k:
-        line, offset = e.add(panel, e.mul(k, 4 * TILE_COLUMNS)), e.mul(k, 4)
-        columns = [e.load(VF, line, 4 * LANES * p) for p in parts]
-        for r, row in enumerate(rows):
-            value = e.load_splat(F32, row, offset)
-            for p in parts:
-                e.set(sums[r][p], e.fma(value, columns[p], e.get(sums[r][p])))
-    for r, row in enumerate(outs):
-        for p in parts:
+    sums = [[e.variable(e.const(VF, 0.0)) for _ in parts] for _ in range(ROWS)]
+    multiply(e, sums, x, x_stride, panel, 4 * TILE_COLUMNS, depth)
+    for row, line in zip(e.rows(out, out_stride, ROWS), sums, strict=True):
+        for p, total in enumerate(line):
             before = e.load(VF, row, 4 * LANES * p)
-            e.store(e.builder.fadd(before, e.get(sums[r][p])), row, 4 * LANES * p)
-
-
-def _emit_pack(e: Emitter, weight: Any, stride: Any, depth: Any, panel: Any) -> None:
-    """16 weight rows of depth % 16 == 0 values to 16 neighbouring columns of a panel."""
-    rows = e.rows(weight, stride)
-    with e.loop(e.builder.udiv(depth, e.index(LANES))) as i:
-        offset, out = e.mul(i, 4 * LANES), e.add(panel, e.mul(i, 4 * LANES * TILE_COLUMNS))
-
-        def load_quad(row: int, quad: int, offset: Any = offset) -> Any:
-            return e.load(vector(F32, 4), e.add(rows[row], offset), 16 * quad)
-
-        for k, column in enumerate(e.transpose(load_quad, 4)):
-            e.store(column, out, 4 * TILE_COLUMNS * k)
+            e.store(e.builder.fadd(before, e.get(total)), row, 4 * LANES * p)
 
 
 _tile_6x64 = intrinsic_of("pppppp:v", _emit_tile)
-_pack_16 = intrinsic_of("pppp:v", _emit_pack)
+_pack_16 = pack_keys(KvFormat.F32)  # 16 weight rows to 16 neighbouring columns of a panel
 
 
 @kernel
@@ -184,7 +156,7 @@ def _pack_panel(weight: Any, first: Any, k0: Any, depth: Any, panel: Any) -> Non
     n = min(TILE_COLUMNS, weight.shape[0] - first)
     whole = depth // 16 * 16
     for c in range(0, n // 16 * 16, 16):
-        _pack_16(address(weight[first + c, k0:]), 4 * weight.shape[1], whole, address(panel[0, c:]))
+        _pack_16(address(weight[first + c, k0:]), 4 * weight.shape[1], address(panel[0, c:]), whole)
         for k in range(whole, depth):
             for j in range(c, c + 16):
                 panel[k, j] = weight[first + j, k0 + k]
@@ -197,10 +169,13 @@ def _pack_panel(weight: Any, first: Any, k0: Any, depth: Any, panel: Any) -> Non
 def _edge_tile(
     x: Any, row: Any, k0: Any, depth: Any, panel: Any, out: Any, c0: Any, edge: Any
 ) -> None:
-    """A tile that hangs over the last row or column: through a whole one, edge [12, 64 + depth]."""
-    rows, columns = min(TILE_ROWS, out.shape[0] - row), min(TILE_COLUMNS, out.shape[1] - c0)
-    tile, values = edge[:TILE_ROWS], edge[TILE_ROWS:]
-    for r in range(TILE_ROWS):
+    """A tile that hangs over the last row or column: through a whole one.
+
+    edge [12, max(depth, 64)]: six rows of the tile, then six rows of x.
+    """
+    rows, columns = min(ROWS, out.shape[0] - row), min(TILE_COLUMNS, out.shape[1] - c0)
+    tile, values = edge[:ROWS], edge[ROWS:]
+    for r in range(ROWS):
         for c in range(TILE_COLUMNS):
             tile[r, c] = out[row + r, c0 + c] if r < rows and c < columns else np.float32(0)
         for k in range(depth):
@@ -212,55 +187,60 @@ def _edge_tile(
             out[row + r, c0 + c] = tile[r, c]
 
 
-@kernel(parallel=True)
-def _matmul_tiles_kernel(
-    n_threads: Any, weight: Any, x: Any, out: Any, panels: Any, edges: Any, counter: Any, parts: Any
-) -> None:
-    n, n_in = x.shape
-    n_out = weight.shape[0]
-    n_panels = (n_out + TILE_COLUMNS - 1) // TILE_COLUMNS
-    per_part = ((n + parts - 1) // parts + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-    for thread in prange(n_threads):
-        panel, edge = panels[thread], edges[thread]
+@kernel
+def _matmul_part(weight: Any, x: Any, out: Any, c0: Any, first: Any, last: Any, mine: Any) -> None:
+    """Columns c0 .. c0 + 63 of rows first .. last-1."""
+    panel, edge = mine
+    n_in, n_out = x.shape[1], out.shape[1]
+    for k0 in range(0, n_in, PANEL_DEPTH):
+        depth = min(PANEL_DEPTH, n_in - k0)
+        _pack_panel(weight, c0, k0, depth, panel)
+        for row in range(first, last, ROWS):
+            if row + ROWS <= x.shape[0] and c0 + TILE_COLUMNS <= n_out:
+                source, target = address(x[row, k0:]), address(out[row, c0:])
+                _tile_6x64(source, 4 * n_in, depth, address(panel), target, 4 * n_out)
+            else:
+                _edge_tile(x, row, k0, depth, panel, out, c0, edge)
+
+
+@Worker
+@kernel
+def _matmul_tiles_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    weight, x, out, panels, edges, counter, parts = read(pointer)
+    n, mine = x.shape[0], (panels[t], edges[t])
+    n_panels = (weight.shape[0] + TILE_COLUMNS - 1) // TILE_COLUMNS
+    per_part = ((n + parts - 1) // parts + ROWS - 1) // ROWS * ROWS
+    item = fetch_add(address(counter))
+    while item < n_panels * parts:
+        c0, first = item // parts * TILE_COLUMNS, item % parts * per_part
+        _matmul_part(weight, x, out, c0, first, min(n, first + per_part), mine)
         item = fetch_add(address(counter))
-        while item < n_panels * parts:
-            c0, first = item // parts * TILE_COLUMNS, item % parts * per_part
-            last = min(n, first + per_part)
-            for k0 in range(0, n_in, PANEL_DEPTH):
-                depth = min(PANEL_DEPTH, n_in - k0)
-                _pack_panel(weight, c0, k0, depth, panel)
-                for row in range(first, last, TILE_ROWS):
-                    if row + TILE_ROWS <= n and c0 + TILE_COLUMNS <= n_out:
-                        _tile_6x64(
-                            address(x[row, k0:]),
-                            4 * n_in,
-                            depth,
-                            address(panel),
-                            address(out[row, c0:]),
-                            4 * n_out,
-                        )
-                    else:
-                        _edge_tile(x, row, k0, depth, panel, out, c0, edge)
-            item = fetch_add(address(counter))
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def matmul_tiles(weight: Floats, x: Floats, *, config: Config) -> Floats:
     """x [n, n_in] @ weight.T, weight [n_out, n_in]: f32 [n, n_out], for many rows."""
     weight, x = _check_product(weight, x)
-    threads = granted(config["threads"])
+    threads = n_workers(config["threads"])
     depth = min(PANEL_DEPTH, x.shape[1])
     out = np.zeros((len(x), len(weight)), np.float32)
     panels = np.empty((threads, depth, TILE_COLUMNS), np.float32)
-    edges = np.empty((threads, 2 * TILE_ROWS, max(depth, TILE_COLUMNS)), np.float32)
+    edges = np.empty((threads, 2 * ROWS, max(depth, TILE_COLUMNS)), np.float32)
     counter = np.zeros(1, np.int64)
     # few panels are shared more evenly as halves of the rows; a panel is then packed twice
-    parts = 2 if len(weight) < 16 * TILE_COLUMNS * threads and len(x) >= 32 * TILE_ROWS else 1
-    launch(_matmul_tiles_kernel, threads, weight, x, out, panels, edges, counter, parts)
+    parts = 2 if len(weight) < 16 * TILE_COLUMNS * threads and len(x) >= 32 * ROWS else 1
+    args = (weight, x, out, panels, edges, counter, parts)
+    run(threads, _matmul_tiles_kernel, None, args)
     return out
 
 
 def _check_product(weight: Floats, x: Floats) -> tuple[Floats, Floats]:
-    if weight.ndim != 2 or x.ndim != 2 or weight.shape[1] != x.shape[1]:
-        raise Refusal("7.5", f"weight {list(weight.shape)} cannot multiply rows {list(x.shape)}")
-    return constant(weight), np.ascontiguousarray(x, np.float32)
+    weight, x = read_only(weight, "weight", 2), floats(x, "x", 2)
+    if weight.shape[1] != x.shape[1]:
+        raise Refusal(
+            "10",
+            f"weight {list(weight.shape)} cannot multiply rows {list(x.shape)}",
+            {"weight": weight.shape, "x": x.shape},
+        )
+    return weight, x

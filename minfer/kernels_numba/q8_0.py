@@ -8,85 +8,99 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
-from minfer.format import BLOCK, KvFormat, cell_words
+from minfer.format import BLOCK, Bytes, Floats, KvFormat, cell_bytes
+from minfer.kernels_numba._arguments import floats, owned
+from minfer.kernels_numba._cell import dequantize_row, dot_row, quantize_row
 from minfer.kernels_numba._ir import address
-from minfer.kernels_numba._jit import THREADS, kernel, launch
-from minfer.kernels_numba._rows import dequantize_row, dot_row, quantize_row
+from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._workers import THREADS, Worker, read, run, share
 from minfer.ops import Config, variant
 
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 
-
-@kernel(parallel=True)
-def _quantize_q8_0_blocks_kernel(_n_threads: Any, rows: Any, cells: Any) -> None:
-    n, m = rows.shape
-    for row in prange(n):
-        quantize_row(address(rows[row]), address(cells[row]), m)
+@Worker
+@kernel
+def _quantize_q8_0_blocks_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    rows, cells = read(pointer)
+    begin, end = share(t, n_threads, rows.shape[0])
+    for row in range(begin, end):
+        quantize_row(address(rows[row]), address(cells[row]), rows.shape[1])
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def quantize_q8_0_blocks(rows: Floats, *, config: Config) -> Bytes:
-    """f32 [n, m] to canonical cells uint8 [n, 4 * cell_words]; refuses m % 32 != 0."""
-    rows = np.ascontiguousarray(rows, np.float32)
+    """f32 [n, m] to canonical cells uint8 [n, cell_bytes]; refuses m % 32 != 0."""
+    rows = floats(rows, "rows", 2)
     n, m = rows.shape
     _check_blocks(m)
-    cells = np.empty((n, 4 * cell_words(KvFormat.Q8_0, m)), np.uint8)
-    launch(_quantize_q8_0_blocks_kernel, config["threads"], rows, cells)
+    cells = np.empty((n, cell_bytes(KvFormat.Q8_0, m)), np.uint8)
+    run(config["threads"], _quantize_q8_0_blocks_kernel, None, (rows, cells))
     return cells
 
 
-@kernel(parallel=True)
-def _dequantize_q8_0_blocks_kernel(_n_threads: Any, cells: Any, rows: Any) -> None:
-    n, m = rows.shape
-    for row in prange(n):
-        dequantize_row(address(cells[row]), address(rows[row]), m)
+@Worker
+@kernel
+def _dequantize_q8_0_blocks_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    cells, rows = read(pointer)
+    begin, end = share(t, n_threads, rows.shape[0])
+    for row in range(begin, end):
+        dequantize_row(address(cells[row]), address(rows[row]), rows.shape[1])
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def dequantize_q8_0_blocks(cells: Bytes, *, n: int, config: Config) -> Floats:
-    """Canonical cells uint8 [rows, 4 * cell_words] to f32 [rows, n], exact."""
+    """Canonical cells uint8 [rows, cell_bytes] to f32 [rows, n], exact."""
     cells = _checked_cells(cells, n)
     rows = np.empty((len(cells), n), np.float32)
-    launch(_dequantize_q8_0_blocks_kernel, config["threads"], cells, rows)
+    run(config["threads"], _dequantize_q8_0_blocks_kernel, None, (cells, rows))
     return rows
 
 
-@kernel(parallel=True)
-def _dot_q8_0_blocks_kernel(_n_threads: Any, a: Any, b: Any, n: Any, out: Any) -> None:
-    for row in prange(out.shape[0]):
+@Worker
+@kernel
+def _dot_q8_0_blocks_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    a, b, n, out = read(pointer)
+    begin, end = share(t, n_threads, out.shape[0])
+    for row in range(begin, end):
         out[row] = dot_row(address(a[row]), address(b[row]), n)
+    return 0
 
 
 @variant(space={"threads": THREADS})
 def dot_q8_0_blocks(a: Bytes, b: Bytes, *, n: int, config: Config) -> Floats:
-    """Row by row product of two sets of cells [rows, 4 * cell_words]: f32 [rows]."""
+    """Row by row product of two sets of cells [rows, cell_bytes]: f32 [rows]."""
     a, b = _checked_cells(a, n), _checked_cells(b, n)
     if len(a) != len(b):
-        raise Refusal("4.5", f"{len(a)} cells cannot be multiplied by {len(b)} row by row")
+        raise Refusal(
+            "10",
+            f"{len(a)} cells cannot be multiplied by {len(b)} row by row",
+            {"a": len(a), "b": len(b)},
+        )
     out = np.empty(len(a), np.float32)
-    launch(_dot_q8_0_blocks_kernel, config["threads"], a, b, n, out)
+    run(config["threads"], _dot_q8_0_blocks_kernel, None, (a, b, n, out))
     return out
 
 
 def _check_blocks(m: int) -> None:
-    if m % BLOCK:
-        raise Refusal("3.3", f"q8_0 rows of {m} elements are not whole blocks of {BLOCK}", {"m": m})
+    if not isinstance(m, (int, np.integer)) or m < 0 or m % BLOCK:
+        raise Refusal(
+            "3.3", f"q8_0 rows of {m!r} elements are not whole blocks of {BLOCK}", {"m": m}
+        )
 
 
 def _checked_cells(cells: Bytes, n: int) -> Bytes:
-    """The cells, contiguous, if they are wide enough for n elements."""
+    """The cells, contiguous and writable, if they are wide enough for n elements."""
     _check_blocks(n)
-    width = 4 * cell_words(KvFormat.Q8_0, n)
-    if cells.dtype != np.uint8 or cells.ndim != 2 or cells.shape[1] != width:
+    width, given = cell_bytes(KvFormat.Q8_0, n), np.asarray(cells)
+    if given.dtype != np.uint8 or given.ndim != 2 or given.shape[1] != width:
         raise Refusal(
             "3.4",
             f"q8_0 cells of {n} elements are uint8 [rows, {width}], not "
-            f"{cells.dtype} {list(cells.shape)}",
-            {"n": n, "width": width, "shape": tuple(cells.shape)},
+            f"{given.dtype} {list(given.shape)}",
+            {"n": n, "width": width, "shape": given.shape},
         )
-    return np.ascontiguousarray(cells)
+    result: Bytes = owned(given, np.uint8)
+    return result

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.kv.checks import sequence_id, whole_number
-from minfer.ops import DECODE, KINDS
+from minfer.ops import DECODE, check_kind
 
 DECODE_ROWS_MAX = 8
 
@@ -45,10 +45,7 @@ class Batch:
     def __init__(
         self, seq_ids: Ints, positions: Ints, kind: str, tokens: Ints | None = None
     ) -> None:
-        if kind not in KINDS:
-            raise Refusal(
-                "1", f"kind {kind!r} of a batch is none of {', '.join(KINDS)}", {"kind": kind}
-            )
+        check_kind(kind)
         seqs = tuple(sequence_id(seq) for seq in _listed(seq_ids, "seq_ids"))
         at = tuple(whole_number(pos, "position", "2.5") for pos in _listed(positions, "positions"))
         ids = None
@@ -72,7 +69,11 @@ def _listed(values: Ints, name: str) -> list[object]:
         return list(values)
     shape = getattr(values, "shape", None)
     what = type(values).__name__ if shape is None else f"{type(values).__name__} {tuple(shape)}"
-    raise Refusal("10", f"{name} of a batch is a {what}; give a list of whole numbers", {})
+    raise Refusal(
+        "10",
+        f"{name} of a batch is a {what}; give a list of whole numbers",
+        {"name": name, "type": type(values).__name__, "shape": shape},
+    )
 
 
 def _refuse_lengths(n_seqs: int, n_positions: int, n_tokens: int) -> None:

@@ -12,7 +12,7 @@ from minfer.errors import Refusal
 from minfer.kv.batch import Batch
 from minfer.kv.checks import sequence_id, whole_number
 from minfer.kv.free import FreeCells
-from minfer.kv.plan import Plan, make_plan
+from minfer.kv.plan import Plan, known, make_plan
 from minfer.kv.runs import (
     Entry,
     Move,
@@ -145,7 +145,7 @@ class CellTables:
 
     def _close(self, plan: Plan) -> None:
         if plan is not self._open:
-            raise Refusal("5.5", "this plan is not the open step of the store; apply it first", {})
+            raise Refusal("5.5", "this plan is not the open step of the store; apply it first")
         self._open = None
 
     def spans(self, seq: int) -> list[CellSpan]:
@@ -221,14 +221,7 @@ class CellTables:
 
     def _known(self, seq: int) -> tuple[int, Entry]:
         seq = sequence_id(seq)
-        entry = self._entries.get(seq)
-        if entry is None:
-            raise Refusal(
-                "2.5",
-                f"sequence {seq} is unknown to the store; reserve cells for it first",
-                {"seq": seq},
-            )
-        return seq, entry
+        return seq, known(self._entries, seq)
 
     def _refuse_while_open(self, what: str) -> None:
         if self._open is not None:

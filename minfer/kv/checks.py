@@ -1,10 +1,16 @@
-"""Argument checks of the cell store: whole numbers, never bools or floats."""
+"""Argument checks: whole numbers that are no bools or floats, rows, scales, windows."""
 
 from __future__ import annotations
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
+from types import ModuleType
+
+import numpy as np
 
 from minfer.errors import Refusal
+from minfer.format import Floats, Int32
+from minfer.window import WindowMode
 
 INT32_MAX = 2**31 - 1
 
@@ -21,13 +27,89 @@ def whole_number(
     if not isinstance(value, Integral) or isinstance(value, bool):
         problem = f"is no whole number ({type(value).__name__})"
     elif not low <= int(value) <= high:
-        problem = f"lies outside [{low}, {high}]"
+        problem = f"is below {low}" if int(value) < low else f"is above {high}"
     else:
         return int(value)
     tail = f"; {way_out}" if way_out else ""
-    raise Refusal(rule, f"{name} {value!r} {problem}{tail}", {name: value, "low": low})
+    facts = {"name": name, "value": value, "low": low, "high": high}
+    raise Refusal(rule, f"{name} {value!r} {problem}{tail}", facts)
 
 
 def sequence_id(value: object) -> int:
     """A sequence id, the caller's own number in [0, 2^31 - 1] (contract 5.2)."""
     return whole_number(value, "sequence id", "5.2")
+
+
+def int32s(name: str, array: object, shape: tuple[int, ...]) -> Int32:
+    """Whole numbers as int32 of `shape`; other dtypes, shapes and sizes of number are refused."""
+    given = np.asarray(array)
+    if given.dtype.kind not in "iu" or given.shape != shape:
+        raise Refusal(
+            "10",
+            f"{name} holds {given.dtype} {list(given.shape)}; give int32 {list(shape)}",
+            {"name": name, "dtype": str(given.dtype), "shape": given.shape, "wanted": shape},
+        )
+    kept = given.astype(np.int32, copy=False)
+    if given.dtype != np.int32 and (kept != given).any():
+        value = int(given[kept != given][0])
+        message = f"{name} holds {value}, which is no int32"
+        raise Refusal("10", message, {"name": name, "value": value})
+    return kept
+
+
+def checked_rows(name: str, array: object, shape: tuple[int, ...]) -> Floats:
+    """`array` as contiguous float32 of `shape`; another shape or dtype is refused (4.2, 10)."""
+    if not isinstance(array, np.ndarray):
+        kind = type(array).__name__
+        raise Refusal("10", f"{name} is a {kind}; give a numpy array", {"name": name, "type": kind})
+    if array.dtype != np.float32:
+        raise Refusal(
+            "4.2",
+            f"{name} holds {array.dtype}; rows reach the store as float32, convert them first",
+            {"name": name, "dtype": str(array.dtype)},
+        )
+    if array.shape != shape:
+        raise Refusal(
+            "10",
+            f"{name} has shape {list(array.shape)}; wanted is {list(shape)}",
+            {"name": name, "shape": array.shape, "wanted": shape},
+        )
+    return np.ascontiguousarray(array)
+
+
+def checked_query(q: object, n_q: int | None, n_head_kv: int, head_dim: int) -> Floats:
+    """Queries as contiguous float32 [n_q, n_head, head_dim], n_head a multiple of n_head_kv (2.8).
+
+    n_q: None takes as many as there are.
+    """
+    n_rows, n_head = 1, n_head_kv
+    if isinstance(q, np.ndarray) and q.ndim == 3:
+        n_rows, n_head = q.shape[:2]
+    rows = checked_rows("q", q, (n_rows if n_q is None else n_q, n_head, head_dim))
+    if not n_head or n_head % n_head_kv:
+        raise Refusal(
+            "2.8",
+            f"q has {n_head} heads, no multiple of {n_head_kv} KV heads",
+            {"n_head": n_head, "n_head_kv": n_head_kv},
+        )
+    return rows
+
+
+def checked_scale(scale: object, head_dim: int) -> float:
+    """`scale`, or its default 1 / sqrt(head_dim); one that is not finite is refused."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if not isinstance(scale, Real) or isinstance(scale, bool) or not math.isfinite(scale):
+        raise Refusal("10", f"scale {scale!r} is no finite number", {"scale": scale})
+    return float(scale)
+
+
+def refuse_window(mode: WindowMode, kernels: ModuleType, device: str) -> None:
+    """Refuse a window that is not causal where the kernels of `device` read none (2.6)."""
+    if mode is not WindowMode.CAUSAL and not kernels.SUPPORTS_ATTN_SPAN:
+        raise Refusal(
+            "2.6",
+            f"the kernels of device {device} read causal windows only and this one is "
+            f"{mode.value}; run one sequence at a time, from cell 0 and without a shared prefix",
+            {"mode": mode.value, "device": device},
+        )

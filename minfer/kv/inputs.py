@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from minfer import window
+from minfer.format import Int32
 from minfer.kv.plan import Plan
 from minfer.ops import DECODE
-from minfer.window import Int32, WindowMode
+from minfer.window import WindowMode
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,6 @@ class StepInputs:
 
     positions: int32 [n_tokens]. cells: int32 [n_tokens], where each row is stored. window:
     int32 [n_tokens, 2] (span), [n_tokens, 4, 2] (runs) or None (causal). groups: rows a sequence.
-    block_m: asks the default attention variant of this step for its tile height.
     """
 
     kind: str
@@ -29,10 +28,9 @@ class StepInputs:
     positions: Int32
     cells: Int32
     window: Int32 | None
-    block_m: Callable[[], int]
 
     @classmethod
-    def of(cls, plan: Plan, block_m: Callable[[], int]) -> StepInputs:
+    def of(cls, plan: Plan) -> StepInputs:
         """The arrays of `plan`."""
         ranges = [range(group.t, group.t + group.n) for group in plan.groups]
         seen = list(zip(plan.spans, ranges, strict=True))
@@ -48,17 +46,11 @@ class StepInputs:
             positions=joined(ranges),
             cells=joined(plan.cells),
             window=array,
-            block_m=block_m,
         )
 
     @property
     def n_tokens(self) -> int:
         return len(self.positions)
-
-    @cached_property
-    def tiles(self) -> Int32:
-        """The tiles of the default attention variant, int32 [n_tiles_max, 2]."""
-        return self.cut(1 if self.kind == DECODE else self.block_m())
 
     def cut(self, block_m: int) -> Int32:
         """int32 [n_tiles_max, 2] of (first query, count); decode has one query a tile."""

@@ -15,15 +15,14 @@ from minfer.window import CellSpan, WindowMode
 class Plan:
     """A batch resolved against the tables of one generation; one item a group in every tuple.
 
-    before, after: the entry as planned against, and as it stands once the step ended well.
-    cells: where the rows of the group go. spans: span list of the sequence during the step.
+    after: the entry as it stands once the step ended well. cells: where the rows of the group go.
+    spans: span list of the sequence during the step.
     copies: rows to copy before anything is written. mode: how windows are written down.
     """
 
     generation: int
     kind: str
     groups: tuple[Group, ...]
-    before: tuple[Entry, ...]
     after: tuple[Entry, ...]
     cells: tuple[range, ...]
     spans: tuple[tuple[CellSpan, ...], ...]
@@ -43,18 +42,11 @@ def make_plan(
     batch: Batch, generation: int, entries: Mapping[int, Entry], runs: Mapping[int, Run]
 ) -> Plan:
     """Resolve `batch`, or refuse it (5.5, 2.5). Changes nothing."""
-    before, after, cells, spans = [], [], [], []
+    after, cells, spans = [], [], []
     for group in batch.groups:
-        entry = entries.get(group.seq)
-        if entry is None:
-            raise Refusal(
-                "2.5",
-                f"sequence {group.seq} is unknown to the store; reserve cells for it first",
-                {"seq": group.seq},
-            )
+        entry = known(entries, group.seq)
         _refuse_gap(group, entry)
         run = runs[entry.run]
-        before.append(entry)
         after.append(replace(entry, written=max(entry.written, group.t + group.n)))
         cells.append(store_cells_of(group, entry, run))
         spans.append(span_list(entry, runs))
@@ -62,12 +54,20 @@ def make_plan(
         generation=generation,
         kind=batch.kind,
         groups=batch.groups,
-        before=tuple(before),
         after=tuple(after),
         cells=tuple(cells),
         spans=tuple(spans),
         mode=mode_of_spans(spans),
     )
+
+
+def known(entries: Mapping[int, Entry], seq: int) -> Entry:
+    """The entry of a sequence; one that holds no run is refused."""
+    entry = entries.get(seq)
+    if entry is None:
+        message = f"sequence {seq} is unknown to the store; reserve cells for it first"
+        raise Refusal("2.5", message, {"seq": seq})
+    return entry
 
 
 def _refuse_gap(group: Group, entry: Entry) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from minfer import registry
 from minfer.errors import Refusal
-from minfer.format import Region
-from minfer.kv.checks import whole_number
+from minfer.format import Floats, Region
+from minfer.kv.checks import checked_query, checked_rows, checked_scale, whole_number
 from minfer.kv.inputs import StepInputs
 from minfer.kv.plan import Plan
 from minfer.ops import Shape
-from minfer.window import KV_MAP_MAX_SPANS, WindowMode
+from minfer.receipt import Receipt
 
 if TYPE_CHECKING:
     from minfer.kv.store import KvStore
-
-Float32: TypeAlias = NDArray[np.float32]
 
 
 class Step:
@@ -31,14 +25,14 @@ class Step:
     """
 
     def __init__(self, store: KvStore, plan: Plan) -> None:
-        self.inputs = StepInputs.of(plan, self._default_block_m)
-        self.receipts: dict[int, registry.Receipt] = {}
+        self.inputs = StepInputs.of(plan)
+        self.receipts: dict[int, Receipt] = {}
         self._store = store
         self._written: set[int] = set()
         self._choices: dict[tuple[str, int, str | None], registry.Choice] = {}
         self._closed = False
 
-    def write(self, layer: int, *, k: Float32, v: Float32) -> None:
+    def write(self, layer: int, *, k: Floats, v: Floats) -> None:
         """Store the K and V rows [n_tokens, n_head_kv, head_dim] of `layer`; once a layer.
 
         They become readable to later steps when the block ends well.
@@ -71,11 +65,11 @@ class Step:
         self,
         layer: int,
         *,
-        q: Float32,
+        q: Floats,
         scale: float | None = None,
         width: int = 0,
         variant: str | None = None,
-    ) -> Float32:
+    ) -> Floats:
         """Attention of q [n_tokens, n_head, head_dim] over the stored rows of `layer`.
 
         Returns float32 of q's shape. scale multiplies the score, 1 / sqrt(head_dim) by default.
@@ -89,17 +83,17 @@ class Step:
                 {"layer": layer},
             )
         store, inputs = self._store, self.inputs
-        q = self._checked_query(q)
+        q = checked_query(q, inputs.n_tokens, store.n_head_kv, store.head_dim)
         width = whole_number(width, "sliding width", "2.4")
         choice = self._choose(inputs.mode.op, q.shape[1], variant)
         k, v = store.region(layer)
-        out: Float32 = choice.launch(
+        out: Floats = choice.launch(
             q,
             k,
             v,
             inputs.positions,
             inputs.window,
-            inputs.cut(block_m_of(choice)),
+            inputs.cut(choice.block_m),
             fmt=store.fmt,
             scale=checked_scale(scale, store.head_dim),
             width=width,
@@ -125,7 +119,7 @@ class Step:
 
     def _in_block(self, layer: int) -> int:
         if self._closed:
-            raise Refusal("5.5", "this step is over; open another with store.step(batch)", {})
+            raise Refusal("5.5", "this step is over; open another with store.step(batch)")
         return self._store.checked_layer(layer)
 
     def _unwritten(self, layer: int) -> int:
@@ -137,21 +131,6 @@ class Step:
                 {"layer": layer},
             )
         return layer
-
-    def _checked_query(self, q: Float32) -> Float32:
-        store, n_tokens = self._store, self.inputs.n_tokens
-        n_head = np.shape(q)[1] if np.ndim(q) == 3 else store.n_head_kv
-        q = checked_rows("q", q, (n_tokens, n_head, store.head_dim))
-        if not n_head or n_head % store.n_head_kv:
-            raise Refusal(
-                "2.8",
-                f"q has {n_head} heads, no multiple of the store's {store.n_head_kv} KV heads",
-                {"n_head": n_head, "n_head_kv": store.n_head_kv},
-            )
-        return q
-
-    def _default_block_m(self) -> int:
-        return block_m_of(self._choose(self.inputs.mode.op, self._store.n_head_kv, None))
 
     def _choose(self, op: str, n_head: int, variant: str | None) -> registry.Choice:
         """The choice for this step's shape; all layers of a step share it."""
@@ -172,41 +151,7 @@ class Step:
                 n_head=n_head,
                 n_head_kv=store.n_head_kv,
                 head_dim=store.head_dim,
-                n_runs=KV_MAP_MAX_SPANS if op == WindowMode.RUNS.op else 1,
             ),
             variant=variant or dict(store.named_variants()).get(op),
             config={} if store.threads is None else {"threads": store.threads},
         )
-
-
-def block_m_of(choice: registry.Choice) -> int:
-    """Tile height of a variant; one that has no say takes one query a tile."""
-    return int(choice.config.get("block_m", 1))
-
-
-def checked_rows(name: str, array: object, shape: tuple[int, ...]) -> Float32:
-    """`array` as contiguous float32 of `shape`; another shape or dtype is refused (4.2, 10)."""
-    if not isinstance(array, np.ndarray):
-        raise Refusal("10", f"{name} is a {type(array).__name__}; give a numpy array", {})
-    if array.dtype != np.float32:
-        raise Refusal(
-            "4.2",
-            f"{name} holds {array.dtype}; rows reach the store as float32, convert them first",
-            {"name": name, "dtype": str(array.dtype)},
-        )
-    if array.shape != shape:
-        raise Refusal(
-            "10",
-            f"{name} has shape {list(array.shape)}; this step takes {list(shape)}",
-            {"name": name, "shape": array.shape, "wanted": shape},
-        )
-    return np.ascontiguousarray(array)
-
-
-def checked_scale(scale: float | None, head_dim: int) -> float:
-    """`scale`, or its default 1 / sqrt(head_dim); one that is not finite is refused."""
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    if not math.isfinite(scale):
-        raise Refusal("10", f"scale {scale} is not finite", {"scale": scale})
-    return float(scale)

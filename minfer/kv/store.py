@@ -10,22 +10,19 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minfer import settings
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region, cell_words, resolve
+from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes, resolve
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
-from minfer.kv.checks import whole_number
+from minfer.kv.checks import checked_rows, refuse_window, whole_number
 from minfer.kv.inputs import joined
 from minfer.kv.runs import Slot, Stats
-from minfer.kv.step import Float32, Step, checked_rows
+from minfer.kv.step import Step
 from minfer.ops import PREFILL
-from minfer.window import CellSpan, Int32
-
-WORD_BYTES = 4
+from minfer.window import CellSpan
 
 
 class KvStore:
@@ -55,9 +52,8 @@ class KvStore:
         self.n_ctx = self._tables.n_ctx
         self.device = Device.parse(device)
         self._kernels: Any = self.device.package()
-        requested = settings.cache_type() if cache_type is None else str(cache_type)
         self.fmt = resolve(
-            requested,
+            settings.cache_type() if cache_type is None else cache_type,
             device_kind=self.device.name,
             n_layer=self.n_layer,
             n_head_kv=self.n_head_kv,
@@ -75,23 +71,7 @@ class KvStore:
         *, n_layer: int, n_ctx: int, n_head_kv: int, head_dim: int, fmt: KvFormat
     ) -> int:
         """Bytes of all regions of such a store (contract 3.5), before one is made."""
-        return 2 * n_layer * n_ctx * cell_words(fmt, n_head_kv * head_dim) * WORD_BYTES
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all regions."""
-        return self.memory_bytes(
-            n_layer=self.n_layer,
-            n_ctx=self.n_ctx,
-            n_head_kv=self.n_head_kv,
-            head_dim=self.head_dim,
-            fmt=self.fmt,
-        )
-
-    @property
-    def row_words(self) -> int:
-        """Width of a cell in f32 words."""
-        return cell_words(self.fmt, self.n_head_kv * self.head_dim)
+        return 2 * n_layer * n_ctx * cell_bytes(fmt, n_head_kv * head_dim)
 
     @property
     def layout(self) -> str:
@@ -161,6 +141,7 @@ class KvStore:
         the batch is truncated to its first position in the batch.
         """
         plan = self._tables.plan(batch)
+        refuse_window(plan.mode, self._kernels, self.device.name)
         step = Step(self, plan)
         self._tables.apply(plan)
         try:
@@ -174,17 +155,17 @@ class KvStore:
         finally:
             step.close()
 
-    def export(self, seq: int, layer: int, which: str = "k") -> Float32:
+    def export(self, seq: int, layer: int, which: str = "k") -> Floats:
         """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""
         region, cells = self._read_plan(seq, layer, which)
-        return cast(Float32, self._kernels.to_host(self._kernels.decode_cells(region, cells)))
+        return cast(Floats, self._kernels.to_host(self._kernels.decode_cells(region, cells)))
 
-    def export_cells(self, seq: int, layer: int, which: str = "k") -> NDArray[np.uint8]:
-        """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, 4 * row_words]."""
+    def export_cells(self, seq: int, layer: int, which: str = "k") -> Bytes:
+        """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, cell_bytes]."""
         region, cells = self._read_plan(seq, layer, which)
-        return cast(NDArray[np.uint8], self._kernels.read_cells(region, cells))
+        return cast(Bytes, self._kernels.read_cells(region, cells))
 
-    def import_rows(self, seq: int, k: Float32, v: Float32) -> None:
+    def import_rows(self, seq: int, k: Floats, v: Floats) -> None:
         """Append rows to `seq` in all layers at once, as a prefill would have written them.
 
         k, v: float32 [n_layer, n, n_head_kv, head_dim]; they become positions

@@ -12,8 +12,43 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minfer.errors import Refusal
+from minfer.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+
+
+def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a conversation, up to the answer.
+
+    messages: {"role": ..., "content": ...} each, both text. Refuses a message without them, and
+    one that spells a control token: it would end the turn it stands in.
+    """
+    for index, message in enumerate(messages):
+        _check(index, message, tokenizer)
+    bos, eos = (
+        "" if token is None else tokenizer.decode([token], special=True)
+        for token in (tokenizer.bos, tokenizer.eos)
+    )
+    text = render(messages, template, add_generation_prompt=True, bos=bos, eos=eos)
+    return tokenizer.encode(text, special=True)
+
+
+def _check(index: int, message: object, tokenizer: Tokenizer) -> None:
+    for key in ("role", "content"):
+        value = message.get(key) if isinstance(message, Mapping) else None
+        if not isinstance(value, str):
+            raise Refusal(
+                "0.2",
+                f"message {index} has no text under {key!r}; give a role and a content as text",
+                {"message": index, "key": key},
+            )
+        found = tokenizer.control_in(value)
+        if found is not None:
+            raise Refusal(
+                "0.3",
+                f"message {index} holds the control token {found!r}; take it out",
+                {"message": index, "token": found},
+            )
 
 
 def render(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from minfer.errors import Refusal
+from minfer.format import Floats
 from minfer.models.gguf_guard import check_gguf, damaged
 
 if TYPE_CHECKING:
@@ -47,11 +48,7 @@ class GgufFile:
         found = self._find(name)
         return TensorInfo(found.tensor_type.name, tuple(int(n) for n in reversed(found.shape)))
 
-    def stored(self, name: str) -> np.ndarray[Any, Any]:
-        """The bytes of a tensor as they lie in the file: uint8 [*shape[:-1], bytes of a row]."""
-        return np.asarray(self._find(name).data).view(np.uint8)
-
-    def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def tensor(self, name: str) -> Floats:
         """The tensor as float32 [*shape]: F32 as a view of the file, other types decoded.
 
         Refuses a type that the `gguf` package cannot decode.

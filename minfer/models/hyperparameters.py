@@ -118,6 +118,7 @@ class Hyperparameters:
             raise Refusal(
                 "0.3",
                 f"{file.path} contradicts itself or is unsupported: {wrong}; use another model",
+                {"path": str(file.path), "problem": wrong},
             )
 
     def _check_tensors(self, file: GgufFile) -> None:

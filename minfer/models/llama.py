@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minfer.graph.builder import GraphBuilder, Value
+from minfer.graph.builder import GraphBuilder
+from minfer.graph.nodes import Value
 from minfer.models.hyperparameters import Hyperparameters
+
+PARTS = (  # weights of a layer
+    "attn_norm",
+    "attn_qkv",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate_up",
+    "ffn_down",
+)
 
 
 def forward(
@@ -40,13 +50,3 @@ def forward(
     x = b.rows(x, b.input("out_rows"))
     x = b.rms_norm(x, b.constant(weights["output_norm.weight"]), hp.rms_eps)
     return b.linear(weights.get("output.weight", embeddings), x)
-
-
-PARTS = (
-    "attn_norm",
-    "attn_qkv",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate_up",
-    "ffn_down",
-)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from minfer.errors import Refusal
+from minfer.format import Floats
 
 
-def greedy(logits: np.ndarray[Any, np.dtype[np.float32]], *, position: int) -> int:
+def greedy(logits: Floats, *, position: int) -> int:
     """The id of the highest of `logits` [n_vocab]; the lowest id among equals.
 
     position: of the token that gave the logits, for the message. Refuses logits that are not all

@@ -16,8 +16,8 @@ END_NAMES = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftex
 class Tokenizer:
     """Encodes and decodes by one vocabulary.
 
-    bos, eos, eot: token ids or None (eot: what ends a chat turn). add_bos: whether a prompt
-    starts with bos.
+    bos, eos, eot: token ids or None (eot: what ends a chat turn). prompt_start: what a plain
+    prompt starts with, bos or nothing.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -28,9 +28,11 @@ class Tokenizer:
         self.bos, self.eos = vocabulary.special_id("bos"), vocabulary.special_id("eos")
         self.eot = vocabulary.special_id("eot")
         by_default = vocabulary.model == "llama" or vocabulary.pre in WHOLE_WORDS
-        self.add_bos = vocabulary.flag("add_bos_token", by_default)
-        if self.add_bos and self.bos is None:
-            raise vocabulary.missing("bos_token_id")
+        self.prompt_start: tuple[int, ...] = ()
+        if vocabulary.flag("add_bos_token", by_default):
+            if self.bos is None:
+                raise vocabulary.missing("bos_token_id")
+            self.prompt_start = (self.bos,)
         ends = {self.eos, self.eot, *map(vocabulary.control_id, END_NAMES)}
         self.end_ids = frozenset(token for token in ends if token is not None)
 

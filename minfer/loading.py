@@ -1,0 +1,67 @@
+"""Loading a model file: every check first, then its weights and an empty cell store (0.1, 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minfer import format as kv_format
+from minfer import memory, settings
+from minfer.device import Device
+from minfer.format import KvFormat
+from minfer.kv.checks import whole_number
+from minfer.kv.store import KvStore
+from minfer.models import gguf
+from minfer.models.gguf import GgufFile
+from minfer.models.hyperparameters import Hyperparameters
+from minfer.models.weights import decode_weights, decoded_bytes
+
+DEFAULT_N_CTX = 4096
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What an engine is made of. weights: what `models.weights.decode_weights` gives."""
+
+    file: GgufFile
+    hp: Hyperparameters
+    weights: dict[str, Any]
+    store: KvStore
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: Device,
+    cache_type: str | KvFormat | None,
+    n_ctx: int | None,
+    threads: int | None,
+    progress: bool,
+) -> LoadedModel:
+    """Load a GGUF file; arguments and refusals are those of `Engine.load`."""
+    package = device.package()
+    asked = settings.cache_type() if cache_type is None else cache_type
+    requested = KvFormat.parse(asked) if asked else None
+    if threads is not None:
+        threads = whole_number(threads, "threads", "10", low=1)
+    if n_ctx is not None:
+        n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
+    file = gguf.open_gguf(path)
+    hp = Hyperparameters.from_gguf(file)
+    sizes = {"n_layer": hp.n_layer, "n_head_kv": hp.n_head_kv, "head_dim": hp.head_dim}
+    fmt = kv_format.resolve(
+        requested, device_kind=device.name, reads_packed_kv=package.READS_PACKED_KV, **sizes
+    )
+    cells = min(DEFAULT_N_CTX, hp.n_ctx_train) if n_ctx is None else n_ctx
+    sizes["n_ctx"] = cells
+    memory.require(
+        {
+            "weights": decoded_bytes(file),
+            f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
+        }
+    )
+    weights = decode_weights(file, progress=progress)
+    return LoadedModel(
+        file, hp, weights, KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
+    )

@@ -1,0 +1,83 @@
+"""Receipts: which variant an op got, how configured, and why not another (contract 6.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from minfer.device import Device
+from minfer.format import KvFormat
+from minfer.ops import OPS, Shape, Variant
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Which variant an op got, and why; `refused` holds (variant, reason) of every other one."""
+
+    op: str
+    variant: str
+    device: str
+    fmt: str
+    shape: Shape
+    reason: str
+    file: str
+    line: int
+    config: Mapping[str, Any]
+    numerics: str
+    refused: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        config = ", ".join(f"{k}={v}" for k, v in self.config.items()) or "none"
+        lines = [
+            f"{self.op}_{self.variant} on {self.device}, {self.fmt}: {self.reason}",
+            f"  source    {self.file}:{self.line}",
+            f"  config    {config}",
+            f"  numerics  {self.numerics}",
+        ]
+        lines += [f"  not {name}: {why}" for name, why in self.refused]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The receipt for machines."""
+        return {**asdict(self), "refused": dict(self.refused)}
+
+
+def receipt_of(
+    chosen: Variant,
+    device: Device,
+    fmt: KvFormat,
+    shape: Shape,
+    config: Mapping[str, Any],
+    asked: str | None,
+    refused: Sequence[tuple[str, str]],
+) -> Receipt:
+    """The receipt of a choice. asked: the variant asked for by name, None for a default."""
+    file, line = chosen.source
+    n = chosen.numerics(fmt)
+    numerics = f"query {n.query}, key {n.key}, prob {n.prob}, value {n.value}, acc {n.acc}"
+    if not OPS[chosen.op].formats:
+        numerics = "f32"
+    return Receipt(
+        op=chosen.op,
+        variant=chosen.name,
+        device=device.name,
+        fmt=fmt.value if OPS[chosen.op].formats else "any format",
+        shape=shape,
+        reason="asked for by name" if asked else "the default for this shape",
+        file=short_path(file),
+        line=line,
+        config=config,
+        numerics=numerics + ("" if chosen.invariant else "; not invariant"),
+        refused=tuple(refused),
+    )
+
+
+@cache
+def short_path(file: str) -> str:
+    """The path below the folder that holds the package, so receipts are equal on every machine."""
+    root = Path(__file__).parent.parent
+    path = Path(file)
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

@@ -1,0 +1,51 @@
+"""One oracle per op, in numpy: what a kernel must compute, written so that it can be read.
+
+The names and the argument order are those of the kernels; `config` is accepted and ignored. The
+q8_0 functions are bit oracles, stores work on canonical bytes, everything else is float64.
+"""
+
+from minfer.reference.attention import attention, attn_map, attn_window, round_query, runs_of
+from minfer.reference.codec import (
+    F16_NAN,
+    decode_rows,
+    dequantize_q8_0,
+    dot_q8_0,
+    encode_rows,
+    quantize_q8_0,
+    split_q8_0,
+)
+from minfer.reference.dense import (
+    add,
+    embed,
+    matmul,
+    matvec,
+    qkv_rope_store,
+    rms_norm,
+    rope,
+    silu_mul,
+    store_cells,
+)
+
+__all__ = [
+    "F16_NAN",
+    "add",
+    "attention",
+    "attn_map",
+    "attn_window",
+    "decode_rows",
+    "dequantize_q8_0",
+    "dot_q8_0",
+    "embed",
+    "encode_rows",
+    "matmul",
+    "matvec",
+    "qkv_rope_store",
+    "quantize_q8_0",
+    "rms_norm",
+    "rope",
+    "round_query",
+    "runs_of",
+    "silu_mul",
+    "split_q8_0",
+    "store_cells",
+]

@@ -1,0 +1,38 @@
+"""Calls that must be refused, and leave what they were made on as it was (contract 0.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from minfer.errors import Refusal
+from minfer.kv.cells import CellTables
+from minfer.kv.store import KvStore
+
+
+def refused(
+    held: CellTables | KvStore | None, rule: str, call: Callable[[], object], *words: str
+) -> Refusal:
+    """The refusal of `call`, which cites `rule`, says `words` and changed nothing in `held`."""
+    before = state(held)
+    with pytest.raises(Refusal) as caught:
+        call()
+    assert caught.value.rule == rule, caught.value
+    for word in words:
+        assert word in caught.value.message
+    assert state(held) == before
+    return caught.value
+
+
+def state(held: CellTables | KvStore | None) -> object:
+    """Tables and bytes, to compare."""
+    if held is None:
+        return None
+    held.check()
+    regions = (
+        [region for layer in range(held.n_layer) for region in held.region(layer)]
+        if isinstance(held, KvStore)
+        else []
+    )
+    return held.digest(), held.generation, [region.arrays[0].tobytes() for region in regions]

@@ -1,0 +1,62 @@
+"""Devices: parsed strictly, and refused with the reason where they cannot be used."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from minfer.device import Device, cores
+from minfer.errors import Refusal
+
+
+def test_names_are_exact() -> None:
+    assert [Device.parse(name).name for name in ("cpu", "metal", "cuda")] == [
+        "cpu",
+        "metal",
+        "cuda",
+    ]
+    assert Device.parse(Device.parse("cpu")) == Device.parse("cpu")
+    for name in ("CPU", "gpu", "", None, 0):
+        with pytest.raises(Refusal, match="is none of cpu, metal, cuda"):
+            Device.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("device", "absent", "words"),
+    [
+        ("cpu", "minfer.kernels_numba", "device cpu has no kernels in this version"),
+        ("cpu", "numba", r"device cpu needs numba.*pip install 'minfer\[cpu\]'"),
+        ("cuda", "triton", r"device cuda needs triton.*pip install 'minfer\[cuda\]'"),
+        ("metal", "mlx", r"device metal needs mlx.*pip install 'minfer\[metal\]'"),
+        ("metal", "nothing", "device metal needs a Mac; MINFER_METAL_SIM=1"),
+    ],
+)
+def test_a_device_says_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, device: str, absent: str, words: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name != absent else None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(Refusal, match=words) as refused:
+        Device.parse(device).package()
+    assert refused.value.message == Device.parse(device).unavailable()
+
+
+def test_metal_runs_on_a_mac_or_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("MINFER_METAL_SIM", "1")
+    assert Device.parse("metal").unavailable() is None
+    monkeypatch.delenv("MINFER_METAL_SIM")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert Device.parse("metal").unavailable() is None
+
+
+def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 5, 9}, raising=False)
+    assert cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert cores() == 7
