@@ -6,20 +6,28 @@ Exit codes (contract 0.2): 0 done, 2 refused, 3 damaged file, 70 internal error,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from minfer import __version__
+from minfer import __version__, settings
 from minfer.device import DeviceKind
 from minfer.errors import Refusal
 from minfer.ops import KINDS
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+LINE = 1000  # characters of a complaint
+EXTRA_OF = {
+    "numba": "cpu",
+    "llvmlite": "cpu",
+    **dict.fromkeys(("gguf", "jinja2", "psutil", "tokenizers", "tqdm"), "models"),
+}
 DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 
 
@@ -32,25 +40,67 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    _open_streams()
     args = build_parser().parse_args(argv)
     try:
+        settings.check_flags()
         module, function = args.command.split(".")
         getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
+        sys.stdout.flush()
     except Refusal as refusal:
-        print(f"minfer: {refusal}", file=sys.stderr)
-        return refusal.exit_code
-    except KeyboardInterrupt:
-        print("minfer: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _complain(str(refusal), refusal.exit_code)
     except BrokenPipeError:
         # The reader of our output went away; keep the interpreter's last flush quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except ModuleNotFoundError as missing:
+        extra = EXTRA_OF.get(missing.name or "")
+        if extra is None:
+            return _internal_error()
+        what = f"{missing.name} is not installed; pip install 'minfer[{extra}]'"
+        return _complain(what, Refusal.exit_code)
+    except OSError as error:
+        _discard_output()
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", Refusal.exit_code)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED, "\n")
+    except SystemError as error:
+        # How an interrupt inside a compiled kernel's entry comes out.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _complain("interrupted", INTERRUPTED, "\n")
+        return _internal_error()
     except Exception:
-        traceback.print_exc()
-        print("minfer: internal error; please report it with `minfer devices`", file=sys.stderr)
-        return INTERNAL_ERROR
+        return _internal_error()
     return 0
+
+
+def _open_streams() -> None:
+    """Print what a terminal cannot spell as an escape, and nothing to a closed stream."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(what: str, code: int, before: str = "") -> int:
+    """One line on stderr, whatever the message holds."""
+    line = " ".join(what.split())
+    shown = line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 2 :]}"
+    print(f"{before}minfer: {shown}", file=sys.stderr)
+    return code
+
+
+def _internal_error() -> int:
+    traceback.print_exc()
+    return _complain("internal error; please report it with `minfer devices`", INTERNAL_ERROR)
 
 
 def build_parser() -> argparse.ArgumentParser:

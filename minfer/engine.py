@@ -17,9 +17,9 @@ from minfer.graph.nodes import Graph, Heads
 from minfer.graph.params import GraphParams
 from minfer.graph.run import execute, fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
-from minfer.kv.checks import whole_number
+from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
-from minfer.loading import LoadedModel, load_model
+from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
 from minfer.models import chat_template, llama
 from minfer.models.sampling import greedy
 from minfer.models.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ from minfer.receipt import Receipt
 from minfer.timing import Timing
 from minfer.window import WindowMode
 
-PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contract 6.1)
+WARM_UP_SEQ = INT32_MAX
 
 
 class Engine:
@@ -117,11 +117,8 @@ class Engine:
 
     def receipts(self) -> list[Receipt]:
         """Which variant every op of the graphs built so far got, and why."""
-        seen: dict[tuple[str, str, str], Receipt] = {}
-        for graph in self._graphs:
-            for receipt in graph.receipts:
-                seen[receipt.op, receipt.variant, receipt.shape.kind] = receipt
-        return list(seen.values())
+        all_of = [receipt for graph in self._graphs for receipt in graph.receipts]
+        return list({(r.op, r.variant, r.shape.kind): r for r in all_of}.values())
 
     def forward(self, batch: Batch, n_out: int = 1) -> Floats:
         """Run one batch and keep its rows; returns float32 logits (contract 7.3).
@@ -176,9 +173,19 @@ class Engine:
         sequence is reserved if it is not there yet and keeps its rows afterwards.
         """
         ids, budget = self._checked_prompt(tokens), self._budget(len(tokens), max_tokens, seq)
-        if not self.store.has(seq):
-            self.store.reserve(seq, self.store.n_ctx)
         return self._generate(ids, budget, seq, Timing() if timing is None else timing)
+
+    def warm_up(self) -> None:
+        """Compile, or load, the kernels that a prompt and its continuation need.
+
+        Otherwise the first tokens wait for them. Uses two cells of a sequence of its own where
+        they are free, and gives them back.
+        """
+        if self.store.stats().largest_free_run >= 2 and not self.store.has(WARM_UP_SEQ):
+            self.store.reserve(WARM_UP_SEQ, 2)
+            self.prefill([0], WARM_UP_SEQ)
+            self.decode(0, WARM_UP_SEQ)
+            self.store.release(WARM_UP_SEQ)
 
     def _checked_prompt(self, tokens: Sequence[int]) -> list[int]:
         """The ids of a prompt; an empty one and ids outside the vocabulary are refused."""
@@ -210,6 +217,8 @@ class Engine:
         raise Refusal("2.5", f"{what} {cells} cells and {limit}", facts)
 
     def _generate(self, tokens: list[int], budget: int, seq: int, timing: Timing) -> Iterator[int]:
+        if not self.store.has(seq):
+            self.store.reserve(seq, self.store.n_ctx)
         started = time.perf_counter()
         logits = self.prefill(tokens, seq)
         timing.add(PREFILL, len(tokens), time.perf_counter() - started)
@@ -231,7 +240,6 @@ class Engine:
             kv_format=self.store.fmt,
             layout=self.store.layout,
             windows=((mode, 0),) * self.hp.n_layer,
-            variants=self.store.named_variants(),
             revision=self.path.name,
         )
 

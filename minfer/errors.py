@@ -21,6 +21,10 @@ class Refusal(Exception):
         self.message = message
         self.facts = dict(facts or {})
 
+    def __reduce__(self) -> tuple[type[Refusal], tuple[str, str, dict[str, object]]]:
+        """Pickled by its parts, so that it crosses from one process to another."""
+        return type(self), (self.rule, self.message, self.facts)
+
     def __str__(self) -> str:
         return f"{self.message} (contract {self.rule})"
 

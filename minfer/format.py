@@ -82,14 +82,19 @@ def resolve(
         facts = {"head_dim": head_dim, "n_kv_embd": n_kv_embd, "device": device_kind}
         if not reads_packed_kv:
             raise Refusal("3.3", f"{device_kind} cannot read a q8_0 cache; use f32 or f16", facts)
-        if head_dim % BLOCK or n_kv_embd % BLOCK:
-            raise Refusal(
-                "3.3",
-                f"a q8_0 cache needs head_dim and n_kv_embd in whole blocks of {BLOCK}; this "
-                f"model has head_dim {head_dim} and n_kv_embd {n_kv_embd}; use f32 or f16",
-                facts,
-            )
+        refuse_odd_blocks(fmt, head_dim, n_kv_embd)
     return fmt
+
+
+def refuse_odd_blocks(fmt: KvFormat, head_dim: int, n_kv_embd: int) -> None:
+    """Refuse q8_0 where heads or rows are not whole blocks (contract 3.3)."""
+    if fmt is KvFormat.Q8_0 and (head_dim % BLOCK or n_kv_embd % BLOCK):
+        raise Refusal(
+            "3.3",
+            f"a q8_0 cache needs head_dim and n_kv_embd in whole blocks of {BLOCK}; here "
+            f"head_dim is {head_dim} and n_kv_embd {n_kv_embd}; use f32 or f16",
+            {"head_dim": head_dim, "n_kv_embd": n_kv_embd},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer import format as kv_format
-from minfer import memory, settings
+from minfer import memory, rope, settings
 from minfer.device import Device
 from minfer.format import KvFormat
 from minfer.kv.checks import whole_number
@@ -18,6 +18,7 @@ from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.weights import decode_weights, decoded_bytes
 
 DEFAULT_N_CTX = 4096
+PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contract 6.1)
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,18 @@ def load_model(
         {
             "weights": decoded_bytes(file),
             f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
+            "rotary tables": rope.table_bytes(cells, hp.n_rot),
+            "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
         }
     )
     weights = decode_weights(file, progress=progress)
     return LoadedModel(
         file, hp, weights, KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
     )
+
+
+def activation_bytes(hp: Hyperparameters, n_tokens: int) -> int:
+    """Bytes of the rows that are alive at once while `n_tokens` pass one layer, as f32."""
+    attention = 2 * (hp.n_head + 2 * hp.n_head_kv) * hp.head_dim
+    widest = max(attention, 3 * hp.n_ff) + 4 * hp.n_embd
+    return 4 * (n_tokens * widest + hp.n_vocab)

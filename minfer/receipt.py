@@ -31,6 +31,11 @@ class Receipt:
 
     def __str__(self) -> str:
         config = ", ".join(f"{k}={v}" for k, v in self.config.items()) or "none"
+        if not self.refused:
+            return (
+                f"{self.op}_{self.variant} on {self.device}: the only variant "
+                f"({self.file}:{self.line}; {config})"
+            )
         lines = [
             f"{self.op}_{self.variant} on {self.device}, {self.fmt}: {self.reason}",
             f"  source    {self.file}:{self.line}",

@@ -16,11 +16,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from minfer import settings
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat
+from minfer.format import KvFormat, refuse_odd_blocks
 from minfer.ops import OPS, Kernel, Shape, Variant
 from minfer.receipt import Receipt, receipt_of
+
+ATTENTION = ("attn_window", "attn_map")
+UNFUSED = "MINFER_NO_FUSED_Q8_KV"  # asks for the variant `scratch` over q8_0 (contract 4.6)
 
 _added: dict[str, list[tuple[Variant, str]]] = {}
 
@@ -134,6 +138,10 @@ def select(
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = variants(op, parsed)
+    if OPS[op].formats:
+        refuse_odd_blocks(fmt, shape.head_dim, shape.n_head_kv * shape.head_dim)
+    if variant is None and op in ATTENTION and fmt is KvFormat.Q8_0 and settings.flag(UNFUSED):
+        variant = "scratch"
     package = parsed.backend.package
     reasons: list[tuple[str, str]] = []
     accepted: list[Variant] = []
@@ -177,6 +185,8 @@ def _nothing_fits(
     names = [v.name for v in candidates]
     if asked is not None and asked not in names:
         message = f"{op} has no variant {asked!r} on {device}; there are {', '.join(names)}"
+        if asked == "scratch" and settings.flag(UNFUSED):
+            message += f"; {UNFUSED}=1 asks for it, unset it"
     elif asked is not None:
         message = f"{op}_{asked} on {device} with {fmt}: {dict(reasons)[asked]}"
     else:

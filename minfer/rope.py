@@ -16,6 +16,11 @@ def inverse_frequencies(n_rot: int, base: float) -> NDArray[np.float64]:
     return base ** -(np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
 
 
+def table_bytes(n_ctx: int, n_rot: int) -> int:
+    """Bytes of `tables`."""
+    return 2 * n_ctx * (n_rot // 2) * 4
+
+
 def tables(n_ctx: int, n_rot: int, base: float) -> tuple[Floats, Floats]:
     """cos and sin, float32 [n_ctx, n_rot / 2], of every position."""
     angle = np.arange(n_ctx, dtype=np.float64)[:, None] * inverse_frequencies(n_rot, base)

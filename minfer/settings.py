@@ -22,6 +22,7 @@ class Setting:
     meaning: str
 
 
+FLAGS = ("MINFER_NO_FUSED_Q8_KV", "MINFER_METAL_SIM")
 SETTINGS = (
     Setting("MINFER_CACHE_TYPE", "auto", "KV cache format: f32, f16 or q8_0; --cache-type wins"),
     Setting("MINFER_CACHE_DIR", "~/.cache/minfer", "folder of pulled models and compiled kernels"),
@@ -32,7 +33,14 @@ SETTINGS = (
 
 def values() -> dict[str, str]:
     """Every setting as it stands: the variable's text, or the default where unset or empty."""
-    return {s.name: os.environ.get(s.name) or s.default for s in SETTINGS}
+    given = {s.name: os.environ.get(s.name) or s.default for s in SETTINGS}
+    return {**given, "MINFER_CACHE_DIR": str(cache_dir())}
+
+
+def check_flags() -> None:
+    """Refuse a flag that is neither on nor off, whether or not it is read later."""
+    for name in FLAGS:
+        flag(name)
 
 
 def flag(name: str) -> bool:
@@ -58,6 +66,13 @@ def cache_dir() -> Path:
     """The user's folder for pulled models and compiled kernels; not created here."""
     chosen = os.environ.get("MINFER_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise Refusal(
+                "9.5",
+                f"MINFER_CACHE_DIR={chosen!r} names no home folder; give a full path",
+                {"MINFER_CACHE_DIR": chosen},
+            ) from None
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "minfer"

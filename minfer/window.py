@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.errors import Refusal
-from minfer.format import Int32 as Int32  # the type of every window
+from minfer.format import Int32
 
 KV_MAP_MAX_SPANS = 4
 PARTITION = 256

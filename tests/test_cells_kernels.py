@@ -8,7 +8,7 @@ import pytest
 from minfer import kernels_numba as backend
 from minfer import reference
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region, cell_words
+from minfer.format import KvFormat, Region, cell_bytes
 from minfer.kernels_numba.cells import qkv_rope_store_rows, store_cells_rows
 from minfer.kernels_numba.dense import rope_rows
 
@@ -19,7 +19,7 @@ CASES = [(fmt, n_head_kv, d) for fmt in KvFormat for n_head_kv in (1, 3) for d i
 
 def dirty_region(fmt: KvFormat, n_cells: int, n_head_kv: int, d: int) -> Region:
     """A region whose bytes are all 0xA5."""
-    width = 4 * cell_words(fmt, n_head_kv * d)
+    width = cell_bytes(fmt, n_head_kv * d)
     cells = np.full((n_cells, width), 0xA5, np.uint8)
     return Region(fmt, backend.LAYOUT, n_head_kv, d, (cells,))
 
@@ -139,7 +139,7 @@ def test_a_refused_store_changes_no_byte() -> None:
         ([0, 4], KvFormat.F16, "cell 4 of row 1 is outside the region of 4 cells"),
         ([-1, 0], KvFormat.F16, "cell -1 of row 0 is outside"),
         ([0, 1, 2], KvFormat.F16, r"rows \[2, 2, 8\] for 3 cells .* must be \[3, 2, 8\]"),
-        ([0, 1], KvFormat.F32, "f16 region .* does not take f32 rows"),
+        ([0, 1], KvFormat.F32, "wants canonical f32 cells and the region holds canonical f16"),
     ):
         with pytest.raises(Refusal, match=message):
             store_cells_rows(region, rows, np.array(cells), fmt=fmt, config=ONE)
@@ -147,7 +147,7 @@ def test_a_refused_store_changes_no_byte() -> None:
     good, bad = np.zeros(2, np.int32), np.array([0, 1], np.int32)
     for v, cells, positions, message in (
         (rows, [0, 9], good, "cell 9 of row 1 is outside"),
-        (rows[:1], [0, 1], good, r"rows \[1, 2, 8\] for 2 cells"),
+        (rows[:1], [0, 1], good, r"v \[1, 2, 8\] for 2 cells"),
         (rows, [0, 1], bad, "position 1 of row 1 is not in the rope table of 1"),
     ):
         regions, at = (region, region), np.array(cells)
@@ -163,7 +163,7 @@ def test_a_refused_store_changes_no_byte() -> None:
 def test_regions_start_as_zero_or_nan_and_cells_can_be_cleared(fmt: KvFormat) -> None:
     everything = np.arange(5, dtype=np.int32)
     zero = backend.empty_region(fmt, 5, 1, 32)
-    assert zero.arrays[0].shape == (5, 4 * cell_words(fmt, 32))
+    assert zero.arrays[0].shape == (5, cell_bytes(fmt, 32))
     assert (backend.decode_cells(zero, everything) == 0).all()
     region = backend.empty_region(fmt, 5, 1, 32, fill=float("nan"))
     assert np.isnan(backend.decode_cells(region, everything)).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +91,7 @@ REFUSED = {
     "empty prompt": (("run", "TINY", "-p", ""), 2, "no tokens"),
     "empty q8_0": (("run", "TINY", "-p", "", "--cache-type", "q8_0"), 2, "no tokens"),
     "cache type": (("run", "TINY", "-p", "x", "--cache-type", "q8"), 2, "cache type 'q8'"),
-    "odd heads": (("run", "D16", "-p", "x", "--cache-type", "q8_0"), 2, "head_dim 16"),
+    "odd heads": (("run", "D16", "-p", "x", "--cache-type", "q8_0"), 2, "head_dim is 16"),
     "cuda": (("run", "TINY", "-p", "x", "--device", "cuda"), 2, "device cuda has no kernels"),
     "no gguf": (("run", "TEXT", "-p", "x"), 3, "GGUF"),
     "unknown op": (("explain", "attention"), 2, "op 'attention' is none of"),
@@ -140,7 +141,74 @@ def test_interrupt_leaves_quietly(call, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(inspect, "devices", stop)
     done = call("devices")
-    assert (done.code, done.err) == (130, "minfer: interrupted\n")
+    assert (done.code, done.err) == (130, "\nminfer: interrupted\n")
+
+
+def test_an_interrupt_inside_a_kernel_counts_as_one(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.commands import inspect
+
+    def stop(args: object) -> None:
+        raise SystemError("a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr(inspect, "devices", stop)
+    assert call("devices").code == 130
+
+
+def test_a_missing_package_names_its_extra(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.commands import inspect
+
+    def stop(args: object) -> None:
+        raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
+
+    monkeypatch.setattr(inspect, "devices", stop)
+    done = call("devices")
+    assert done.code == 2
+    assert done.err == "minfer: gguf is not installed; pip install 'minfer[models]'\n"
+
+
+def test_devices_works_without_psutil(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    done = call("devices")
+    assert done.code == 0 and "memory free unknown" in done.out
+
+
+def test_a_complaint_stays_one_line(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minfer.commands import inspect
+
+    def stop(args: object) -> None:
+        raise minfer.Refusal("0.2", "a\nb" + "x" * 5000)
+
+    monkeypatch.setattr(inspect, "devices", stop)
+    done = call("devices")
+    assert done.err.count("\n") == 1 and done.err.startswith("minfer: a bxx")
+    assert len(done.err) < 1100
+
+
+def test_a_full_disk_is_one_line(tiny_gguf: Path) -> None:
+    argv = [sys.executable, "-m", "minfer", "variants"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "minfer: No space left on device\n"
+
+
+@pytest.mark.parametrize("argv", [("-p", "\ud800", "--chat"), ("-p", "x", "--system", "\ud800")])
+def test_text_that_is_no_text_is_refused(call, tiny_gguf: Path, argv: tuple[str, ...]) -> None:
+    done = call("run", tiny_gguf, *argv)
+    assert done.code == 2 and "surrogate" in done.err
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/x", "x" * 5000])
+def test_paths_that_cannot_be_are_refused(call, name: str) -> None:
+    done = call("run", name, "-p", "x")
+    assert done.code == 2 and "neither a file nor" in done.err
+
+
+def test_a_context_beyond_the_training_is_said(call, tiny_gguf: Path) -> None:
+    done = call("run", tiny_gguf, "-p", "x", "-n", 1, "--n-ctx", 600)
+    assert done.code == 0 and "trained for 512 positions" in done.err
 
 
 def test_explain_prints_the_receipt(call) -> None:
@@ -180,7 +248,9 @@ def test_version_and_help(call) -> None:
 
 def test_a_reader_that_leaves_early_is_no_error(tiny_gguf: Path) -> None:
     argv = [sys.executable, "-m", "minfer", "variants"]
-    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=pipe, stderr=pipe)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b""

@@ -260,7 +260,7 @@ def test_two_engines_with_two_formats_live_in_one_process(tiny_gguf: Path) -> No
 
 def test_q8_0_needs_whole_blocks_in_a_head(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "m.gguf", head_dim=16)
-    with pytest.raises(Refusal, match="head_dim 16 and n_kv_embd 32") as refused:
+    with pytest.raises(Refusal, match="head_dim is 16 and n_kv_embd 32") as refused:
         load(tmp_path / "m.gguf", "q8_0")
     assert refused.value.rule == "3.3"
 

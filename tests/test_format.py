@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region, cell_words, resolve
+from minfer.format import KvFormat, Region, cell_bytes, cell_words, resolve
 
 F32, F16, Q8_0 = KvFormat.F32, KvFormat.F16, KvFormat.Q8_0
 
@@ -13,6 +13,7 @@ F32, F16, Q8_0 = KvFormat.F32, KvFormat.F16, KvFormat.Q8_0
 @pytest.mark.parametrize(("text", "fmt"), [("f32", F32), ("f16", F16), ("q8_0", Q8_0)])
 def test_parse_takes_exactly_three_words(text: str, fmt: KvFormat) -> None:
     assert KvFormat.parse(text) is fmt
+    assert KvFormat.parse(fmt) is fmt
 
 
 @pytest.mark.parametrize("text", ["Q8_0", "q8", " f16", "f16 ", "F32", "bf16", "auto", "", "0"])
@@ -31,6 +32,7 @@ def test_cell_words(n: int, f16: int, q8_0: int) -> None:
     assert cell_words(F32, n) == n
     assert cell_words(F16, n) == f16
     assert cell_words(Q8_0, n) == q8_0
+    assert cell_bytes(Q8_0, n) == 4 * q8_0
 
 
 def test_cell_words_of_a_wide_model() -> None:
@@ -60,7 +62,7 @@ def test_an_explicit_format_is_obeyed_on_every_device(device: str, fmt: KvFormat
 
 def test_q8_0_needs_whole_blocks() -> None:
     assert ask("q8_0", head_dim=96) is Q8_0
-    with pytest.raises(Refusal, match="head_dim 80") as refused:
+    with pytest.raises(Refusal, match="head_dim is 80") as refused:
         ask("q8_0", head_dim=80, n_head_kv=2)
     assert refused.value.rule == "3.3"
     assert refused.value.facts["head_dim"] == 80
@@ -78,3 +80,4 @@ def test_region_knows_its_width() -> None:
 
     region = Region(Q8_0, "canonical", 3, 32, (np.zeros((5, 26 * 4), np.uint8),))
     assert (region.n_cells, region.row_elems, region.row_words) == (5, 96, 26)
+    assert region.row_bytes == 104

@@ -1,4 +1,4 @@
-"""How kernels are compiled, kept and launched."""
+"""How kernels are compiled and kept, and what the emitter promises."""
 
 from __future__ import annotations
 
@@ -13,44 +13,38 @@ import numba
 import numpy as np
 import pytest
 
-from minfer.errors import Refusal
-from minfer.kernels_numba import _jit
-from minfer.kernels_numba._ir import (
-    F32,
-    VF,
-    Emitter,
-    address,
-    exp2,
-    fetch_add,
-    intrinsic_of,
-    vector,
-)
-from minfer.kernels_numba._jit import KernelCache, kernel, launch
+from minfer.kernels_numba import _cache, _jit
+from minfer.kernels_numba._cache import KernelCache
+from minfer.kernels_numba._emit import F32, VF, Emitter, vector
+from minfer.kernels_numba._ir import address, exp2, fetch_add, intrinsic_of
+from minfer.kernels_numba._jit import kernel
 
 ROOT = Path(__file__).parent.parent
 
 PROGRAM = """
 import numpy as np
-from numba import prange
-from minfer.kernels_numba import _jit
 from minfer.kernels_numba._ir import address, fetch_add
+from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._workers import Worker, read, run
 
-@_jit.kernel
+@kernel
 def double(x):
     return 2 * x
 
 def counting(step):
-    @_jit.kernel(parallel=True, key=(step,))
-    def count(n_threads, total, out):
-        for thread in prange(n_threads):
-            fetch_add(address(total))
-            out[thread] = double(step * total.size)
+    @Worker
+    @kernel(key=(step,))
+    def count(t, n_threads, pointer):
+        total, out = read(pointer)
+        fetch_add(address(total))
+        out[t] = double(step * total.size)
+        return 0
     return count
 
 for step in (3, 5):
-    kernel, total, out = counting(step), np.zeros(1, np.int64), np.zeros(2)
-    _jit.launch(kernel, 2, total, out)
-    print(total[0], out[0], sum(kernel.stats.cache_hits.values()))
+    count, total, out = counting(step), np.zeros(1, np.int64), np.zeros(2)
+    run(2, count, None, (total, out))
+    print(total[0], out[0], sum(count.kernel.stats.cache_hits.values()))
 """
 
 
@@ -112,7 +106,7 @@ def test_a_second_process_compiles_nothing_until_the_source_changes(tmp_path: Pa
     cache = tmp_path / "cache"
     assert run_program(tmp_path, cache) == COMPILED
     files = {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")}
-    assert len(files) == 3  # two counts and one double
+    assert len(files) == 5  # two counts, one double; the loop and the start that all workers share
     assert run_program(tmp_path, cache) == CACHED
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.bin")} == files
     program = tmp_path / "program.py"
@@ -151,6 +145,38 @@ def test_kernels_of_one_factory_do_not_mix_when_processes_compile_one_each(tmp_p
         assert out.split() == [chain(int(step)) for step in args], err
 
 
+FIRST = """
+import sys
+import numpy as np
+from minfer.kernels_numba._jit import kernel
+from minfer.kernels_numba._workers import Worker, read, run
+
+@Worker
+@kernel
+def fill(t, n_threads, pointer):
+    out = read(pointer)[0]
+    out[t] = t + 1
+    return 0
+
+kind, threads = sys.argv[1], int(sys.argv[2])
+out = np.zeros(threads, kind)
+run(threads, fill, None, (out,))
+print(*out.astype(int))
+"""
+
+
+def test_one_worker_runs_where_the_parallel_loop_was_compiled_by_another_process(
+    tmp_path: Path,
+) -> None:
+    # The second process links a loop that the first one compiled; the third reads both from disk.
+    program = tmp_path / "first.py"
+    program.write_text(FIRST)
+    for kind, threads, wanted in (("f4", "2", "1 2"), ("f8", "1", "1"), ("f8", "1", "1")):
+        process = start_program(program, tmp_path / "cache", kind, threads)
+        out, err = process.communicate()
+        assert (process.returncode, out.strip()) == (0, wanted), err
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -161,22 +187,22 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 def test_the_hash_covers_names_bytes_and_every_file_of_the_package(tmp_path: Path) -> None:
     a, b = tmp_path / "a.py", tmp_path / "b.py"
     a.write_text("x = 1")
-    before = _jit.source_hash((a,))
+    before = _cache.source_hash((a,))
     b.write_text("x = 1")
-    assert _jit.source_hash((b,)) != before
+    assert _cache.source_hash((b,)) != before
     a.write_text("x = 2")
-    assert _jit.source_hash((a,)) != before
+    assert _cache.source_hash((a,)) != before
     a.write_text("x = 1")
-    assert _jit.source_hash((a,)) == before
-    names = {path.name for path in _jit.SOURCES}
-    assert {"_ir.py", "_emit.py", "_rows.py", "dense.py", "products.py", "format.py"} <= names
+    assert _cache.source_hash((a,)) == before
+    names = {path.name for path in _cache.SOURCES}
+    assert {"_ir.py", "_emit.py", "_cell.py", "dense.py", "products.py", "format.py"} <= names
 
 
 def test_old_folders_are_pruned_oldest_first(tmp_path: Path) -> None:
     for age, name in enumerate(["new", "newer", "own", "old", "older", "oldest"]):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    _jit.prune(tmp_path, tmp_path / "own")
+    _cache.prune(tmp_path, tmp_path / "own")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "newer", "old", "own"]
 
 
@@ -196,7 +222,7 @@ def test_a_slow_compilation_is_announced_once(
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("minfer: compiling plus_one (once; ")
-    assert str(_jit.cache_folder()) in lines[0]
+    assert str(_cache.cache_folder()) in lines[0]
 
 
 def test_a_quick_compilation_is_silent(
@@ -223,7 +249,7 @@ def test_nothing_is_kept_after_an_edit(monkeypatch: pytest.MonkeyPatch) -> None:
     def half(x):
         return x / 2
 
-    monkeypatch.setattr(_jit, "SOURCE_HASH", "another")
+    monkeypatch.setattr(_cache, "SOURCE_HASH", "another")
     target = numba.njit(lambda x: x).targetctx
     half(np.float32(3))
     (signature,) = half.signatures
@@ -247,54 +273,6 @@ def test_an_address_of_this_process_is_refused() -> None:
 
     with pytest.raises(TypeError, match="pass the value as an argument"):
         asks_numba(np.zeros(3))
-
-
-@kernel(parallel=True)
-def granted_threads(n_threads, out):
-    for thread in numba.prange(n_threads):
-        out[thread] = n_threads
-
-
-def test_threads_belong_to_the_call() -> None:
-    before = numba.get_num_threads()
-    for threads in (1, 2, 10_000):
-        out = np.zeros(numba.config.NUMBA_NUM_THREADS + 1)
-        launch(granted_threads, threads, out)
-        granted = min(threads, numba.config.NUMBA_NUM_THREADS)
-        assert out.tolist() == [granted] * granted + [0] * (out.size - granted)
-        assert numba.get_num_threads() == before
-
-
-def test_the_mask_is_restored_when_a_call_fails() -> None:
-    before = numba.get_num_threads()
-
-    def failing(n_threads: int) -> None:
-        assert numba.get_num_threads() == n_threads == 1
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        launch(failing, 1)
-    assert numba.get_num_threads() == before
-
-
-def test_one_thread_takes_the_serial_twin_where_there_is_one() -> None:
-    def rows(n_threads, out):
-        for row in numba.prange(out.size):
-            out[row] = n_threads + row
-
-    with_twin = kernel(parallel=True, serial=True)(rows)
-    out = np.zeros(3)
-    launch(with_twin, 1, out)
-    assert out.tolist() == [1, 2, 3]
-    assert len(with_twin.serial.signatures) == 1 and not with_twin.signatures
-    without = kernel(parallel=True)(rows)
-    launch(without, 1, out)
-    assert out.tolist() == [1, 2, 3] and len(without.signatures) == 1
-
-
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(Refusal, match="threads 0 is less than 1"):
-        launch(granted_threads, 0, np.zeros(1))
 
 
 @kernel

@@ -294,13 +294,19 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
     def said(rule: str, *tensors: Any, **changes: Any) -> str:
         return refused(rule, "attn_map", name, *tensors, **{**how, **changes})
 
-    assert "float64" in said("2.8", q.astype(np.float64), k, v, positions, runs, tiles)
+    assert "float64" in said("4.2", q.astype(np.float64), k, v, positions, runs, tiles)
     assert "7 query heads" in said("2.8", q[:, :7], k, v, positions, runs, tiles)
-    assert "[n_q, n_head, 64]" in said("2.8", q[:, :, :32], k, v, positions, runs, tiles)
+    assert "[n_q, n_head, 64]" in said("10", q[:, :, :32], k, v, positions, runs, tiles)
     assert "f16" in said("3.2", q, k, v, positions, runs, tiles, fmt=KvFormat.F16)
-    assert "-1" in said("2.4", q, k, v, positions, runs, tiles, width=-1)
+    for width in (-1, 2.5):
+        assert str(width) in said("2.4", q, k, v, positions, runs, tiles, width=width)
+    for scale in (float("nan"), 2e38, "x"):
+        assert repr(scale) in said("10", q, k, v, positions, runs, tiles, scale=scale)
     assert "53" in said("2.5", q[:53], k, v, positions, runs[:53], tiles)
-    assert "float" in said("2.2", q, k, v, positions.astype(np.float32), runs, tiles)
+    assert "float32" in said("10", q, k, v, positions.astype(np.float32), runs, tiles)
+    late = positions.astype(np.int64) + 2**32
+    assert str(late.min()) in said("10", q, k, v, late, runs, tiles)
+    assert "float64" in said("10", q, k, v, positions, runs + 0.0, tiles)
     assert "424" in said("2.2", q, k, v, positions, runs[:53], tiles)
     assert "attn_window" in said("2.2", q, k, v, positions, runs[:, 0], tiles)
     beyond = runs.copy()
@@ -315,7 +321,7 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
 def test_a_head_dim_between_vectors_is_refused(name: str) -> None:
     case = cases.Case("odd", "prefill", (2, 1), 40, ((3, 2),), cases.CAUSAL)
     inputs = cases.make(case, KvFormat.F32)
-    said = refused("2.8", "attn_window", name, *inputs.tensors(32), **inputs.scalars)
+    said = refused("10", "attn_window", name, *inputs.tensors(32), **inputs.scalars)
     assert "40" in said and "16" in said
 
 

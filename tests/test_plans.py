@@ -123,8 +123,13 @@ def test_one_step_is_open_at_a_time() -> None:
         error = refused(tables, "5.5", call)
         assert "a step over sequences [1] is open" in error.message
     refused(tables, "5.5", lambda: tables.commit(other))
-    refused(tables, "5.5", lambda: tables.rollback(other))
+    before = tables.digest()
+    tables.rollback(other)  # not the open one: nothing to undo
+    assert tables.digest() == before
     tables.commit(plan)
+    committed = tables.digest()
+    tables.rollback(plan)
+    assert tables.digest() == committed and tables.written(1) == 1
     refused(tables, "5.5", lambda: tables.commit(plan))
     tables.release(2)
 

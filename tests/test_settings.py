@@ -52,7 +52,25 @@ def test_values_show_what_is_set_and_the_defaults(monkeypatch: pytest.MonkeyPatc
     assert settings.values() == {
         **{setting.name: setting.default for setting in settings.SETTINGS},
         "MINFER_CACHE_TYPE": "q8",
+        "MINFER_CACHE_DIR": str(settings.cache_dir()),
     }
+
+
+def test_every_flag_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in settings.FLAGS:
+        monkeypatch.delenv(name, raising=False)
+    settings.check_flags()
+    for name in settings.FLAGS:
+        monkeypatch.setenv(name, "yes")
+        with pytest.raises(Refusal, match=name):
+            settings.check_flags()
+        monkeypatch.delenv(name)
+
+
+def test_a_home_that_is_nobodys_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINFER_CACHE_DIR", "~no-such-user/x")
+    with pytest.raises(Refusal, match="names no home folder"):
+        settings.cache_dir()
 
 
 def test_every_setting_is_documented() -> None:

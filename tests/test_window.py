@@ -84,6 +84,9 @@ def test_arrays_follow_the_batch() -> None:
     table = window.runs_array([(DONOR_AND_OWN, [4]), (own, [0])])
     assert table.tolist() == [[[0, 4], [4, 1], [0, 0], [0, 0]], [[8, 1], [0, 0], [0, 0], [0, 0]]]
     assert table.dtype == np.int32
+    assert window.span_array([(own, [1, 2])], width=2).tolist() == [[8, 10], [9, 11]]
+    clipped = window.runs_array([(DONOR_AND_OWN, [4, 5])], width=2)
+    assert clipped[:, :2].tolist() == [[[3, 1], [4, 1]], [[4, 2], [0, 0]]]
 
 
 def test_tiles_never_mix_groups_and_are_padded() -> None:

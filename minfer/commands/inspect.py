@@ -78,7 +78,7 @@ def devices(args: argparse.Namespace) -> None:
     """Print what this machine offers."""
     rows = {kind.label: _device_row(Device(kind)) for kind in DeviceKind}
     libraries = {name: _version(name) for name in LIBRARIES}
-    free, in_force = memory.free_bytes(), settings.values()
+    free, in_force = _free(), settings.values()
     report = {
         "minfer": minfer.__version__,
         "python": platform.python_version(),
@@ -88,13 +88,13 @@ def devices(args: argparse.Namespace) -> None:
         "devices": rows,
         "libraries": libraries,
         "settings": in_force,
-        "cache_dir": str(settings.cache_dir()),
     }
     if args.json:
         print(json.dumps(report))
         return
     print(f"minfer {report['minfer']}, Python {report['python']}, {report['platform']}")
-    print(f"cores {report['cores']}, memory free {memory.human(free)}")
+    known = "unknown (pip install psutil)" if free is None else memory.human(free)
+    print(f"cores {report['cores']}, memory free {known}")
     for name, row in rows.items():
         facts = row["unavailable"] or ", ".join(f"{k} {v}" for k, v in row["environment"].items())
         print(f"  {name:6} {'no ' if row['unavailable'] else 'yes'} {facts}")
@@ -104,6 +104,13 @@ def devices(args: argparse.Namespace) -> None:
     print("settings")
     for setting in SETTINGS:
         print(f"  {setting.name}={in_force[setting.name]}  ({setting.meaning})")
+
+
+def _free() -> int | None:
+    try:
+        return memory.free_bytes()
+    except ModuleNotFoundError:
+        return None
 
 
 def _device_row(device: Device) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from minfer.timing import Timing
 def run(args: argparse.Namespace) -> None:
     """Generate and print: text as it comes and a summary, or one JSON object."""
     whole_number(args.max_tokens, "-n", "10", low=1)
-    prompt = _prompt(args)
+    started, prompt = time.perf_counter(), _prompt(args)
+    if not prompt:
+        raise Refusal("1", "the prompt has no tokens; give at least one character", {"tokens": 0})
     engine = Engine.load(
         resolve_model(args.model),
         device=args.device,
@@ -31,20 +34,26 @@ def run(args: argparse.Namespace) -> None:
         progress=not args.json and sys.stderr.isatty(),
     )
     tokens = _tokens(engine, prompt, args)
-    timing = Timing()
+    generated = engine.generate(tokens, args.max_tokens, timing=(timing := Timing()))
+    engine.warm_up()
+    loaded = time.perf_counter() - started
     made: list[int] = []
     stream = engine.tokenizer.stream()
     text = ""
-    for token in engine.generate(tokens, args.max_tokens, timing=timing):
+    for token in generated:
         made.append(token)
         if not engine.tokenizer.is_end(token):
             text += _show(stream.push(token), args)
     text += _show(stream.finish(), args)
     if args.json:
-        print(json.dumps(_report(engine, tokens, made, text, timing)))
+        report = _report(engine, tokens, made, text, timing)
+        print(json.dumps({**report, "load_seconds": loaded}))
     else:
         print(flush=True)
-        print(_summary(engine, timing), file=sys.stderr)
+        print(f"loaded in {loaded:.1f} s; {_summary(engine, timing)}", file=sys.stderr)
+        trained = engine.hp.n_ctx_train
+        if engine.store.n_ctx > trained:
+            print(f"note: the model was trained for {trained} positions", file=sys.stderr)
         if args.receipt:
             print(*engine.receipts(), sep="\n", file=sys.stderr)
 
@@ -54,7 +63,7 @@ def _prompt(args: argparse.Namespace) -> str:
         return str(args.prompt)
     try:
         if args.file == "-":
-            return sys.stdin.read()
+            return sys.stdin.read() if sys.stdin else ""
         return Path(args.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Refusal(

@@ -24,6 +24,8 @@ from minfer.window import PARTITION, Causal, Span, Window
 
 Int64 = NDArray[np.int64]
 
+SCALE_END = 2.0**127  # times log2(e) it is still a float32
+
 
 class Slots(NamedTuple):
     """Windows of all queries, cut into slots: one a (query, partition), queries in order."""
@@ -122,9 +124,9 @@ def _wrap(op: str, array: Int32 | None, n_q: int) -> Window:
 
 
 def _check_scalars(scale: float, width: int) -> None:
-    if not isinstance(scale, (int, float, np.floating)) or not math.isfinite(scale):
+    if not isinstance(scale, (int, float, np.floating)) or not abs(scale) < SCALE_END:
         raise Refusal(
-            "10", f"scale {scale!r} is no finite number; it multiplies scores", {"scale": scale}
+            "10", f"scale {scale!r} is no finite float32; it multiplies scores", {"scale": scale}
         )
     if not isinstance(width, (int, np.integer)) or width < 0:
         raise Refusal(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minfer.format import Floats, KvFormat
+from minfer.format import Floats, Int32, KvFormat
 from minfer.kernels_numba._call import Call, Slots, check_tiles
 from minfer.kernels_numba._cell import LOAD_ROW
 from minfer.kernels_numba._gather import (
@@ -38,7 +38,7 @@ from minfer.kernels_numba._query import pack_row, query_bytes
 from minfer.kernels_numba._softmax import finish, join, softmax_row
 from minfer.kernels_numba._workers import Worker, n_workers, read, run
 from minfer.ops import Tunable
-from minfer.window import KV_MAP_MAX_SPANS, PARTITION, Int32
+from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 BLOCK_M = Tunable(32, (8, 16, 32, 64))  # queries of a tile; bits do not depend on it
 VALUE_BLOCK = 64  # keys whose values stay in L1 while every row group passes

@@ -25,7 +25,7 @@ from typing import Any
 
 import numba as _numba
 import numpy as np
-from numba import prange
+from numba import _dispatcher, prange
 from numba.core import cgutils as _cgutils
 from numba.core import types as _types
 from numba.extending import intrinsic
@@ -148,31 +148,31 @@ class Worker:
         self.address = 0
         self.fingerprint = b""
 
-    def resolve(self, args: Any) -> int:
+    def resolve(self, args: Any, fingerprint: bytes) -> int:
         """Address of the code for `args`, compiled or read from disk at the first call."""
         if not self.address:
             kinds = (types.intp, types.intp, types.CPointer(numba.typeof(args)))
             self.kernel.compile(kinds)
             result = self.kernel.overloads[kinds]
-            self.fingerprint = _fingerprint(args)
+            self.fingerprint = fingerprint
             self.address = result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
-        elif __debug__ and _fingerprint(args) != self.fingerprint:
+        elif fingerprint != self.fingerprint:
             raise TypeError(
                 f"{self.kernel.__name__} was compiled for other types than {numba.typeof(args)}"
             )
         return self.address
 
 
-_fingerprint: Any = numba._dispatcher.compute_fingerprint  # of the argument types, as bytes
+_fingerprint: Any = _dispatcher.compute_fingerprint  # of the types of a value, as bytes
 
 
 def n_workers(threads: object) -> int:
     """`threads` as a number of workers, refused unless it is a whole number of at least 1."""
-    if not isinstance(threads, (int, np.integer)) or threads < 1:
+    if type(threads) is not int or threads < 1:
         raise Refusal(
             "0.3", f"threads {threads!r} is no whole number of at least 1", {"threads": threads}
         )
-    return int(threads)
+    return threads
 
 
 def row_threads(rows: NDArray[Any], config: Mapping[str, Any]) -> int:
@@ -193,7 +193,8 @@ def run(threads: int, work: Worker, join: Worker | None, args: Any) -> None:
     raise.
     """
     n_threads = n_workers(threads)
-    first, second = work.resolve(args), join.resolve(args) if join else 0
+    kinds = _fingerprint(args) if __debug__ else b""
+    first, second = work.resolve(args, kinds), join.resolve(args, kinds) if join else 0
     if n_threads == 1:
         _start(1, first, second, args)
         return

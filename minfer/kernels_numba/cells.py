@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minfer.errors import Refusal
-from minfer.format import Floats, Int32, KvFormat, Region
+from minfer.format import Bytes, Floats, Int32, KvFormat, Region
 from minfer.kernels_numba._arguments import (
     check_pair,
     check_region,
@@ -33,10 +33,10 @@ def _store_kernel(fmt: KvFormat) -> Worker:
     @Worker
     @kernel(key=fmt.value)
     def store_cells(t: Any, n_threads: Any, pointer: Any) -> int:
-        rows, arena, row_bytes, cells = read(pointer)
+        rows, arena, cells = read(pointer)
         begin, end = share(t, n_threads, rows.shape[0])
         for row in range(begin, end):
-            store_row(address(rows[row]), arena + cells[row] * row_bytes, rows.shape[1])
+            store_row(address(rows[row]), address(arena[cells[row]]), rows.shape[1])
         return 0
 
     return store_cells
@@ -63,19 +63,20 @@ def _qkv_rope_store_kernel(fmt: KvFormat) -> Worker:
     @Worker
     @kernel(key=fmt.value)
     def qkv_rope_store(t: Any, n_threads: Any, pointer: Any) -> int:
-        qkv, arenas, row_bytes, places, tables, interleaved, out = read(pointer)
+        qkv, arenas, places, tables, interleaved, out = read(pointer)
         q, k, v = qkv
+        k_arena, v_arena = arenas
         positions, cells = places
         cos, sin = tables
         q_out, k_out = out
         m = k.shape[1] * k.shape[2]
         begin, end = share(t, n_threads, q.shape[0])
         for row in range(begin, end):
-            at, offset = positions[row], cells[row] * row_bytes
+            at, cell = positions[row], cells[row]
             rotate(q[row], cos[at], sin[at], interleaved, q_out[row])
             rotate(k[row], cos[at], sin[at], interleaved, k_out[row])
-            store_row(address(k_out[row]), arenas[0] + offset, m)
-            store_row(address(v[row]), arenas[1] + offset, m)
+            store_row(address(k_out[row]), address(k_arena[cell]), m)
+            store_row(address(v[row]), address(v_arena[cell]), m)
         return 0
 
     return qkv_rope_store
@@ -96,7 +97,7 @@ def store_cells_rows(
     """
     arena, cells = _writable(region, fmt), checked_cells(region, cells)
     flat = _checked_rows(region, rows, "rows", len(cells)).reshape(len(cells), region.row_elems)
-    args = (flat, arena, region.row_bytes, cells)
+    args = (flat, arena, cells)
     run(row_threads(flat, config), STORE_KERNELS[fmt], None, args)
     return region
 
@@ -123,8 +124,7 @@ def qkv_rope_store_rows(
     """
     arenas = _writable(k_region, fmt), _writable(v_region, fmt)
     check_pair(k_region, v_region)
-    smaller = min(k_region, v_region, key=lambda region: region.n_cells)
-    cells = checked_cells(smaller, cells)
+    cells = checked_cells(k_region if k_region.n_cells < v_region.n_cells else v_region, cells)
     k = _checked_rows(k_region, k, "k", len(cells))
     v = _checked_rows(v_region, v, "v", len(cells))
     q, positions = floats(q, "q", 3), int32s(positions, "positions")
@@ -135,7 +135,6 @@ def qkv_rope_store_rows(
     args = (
         (q, k, v),
         arenas,
-        k_region.row_bytes,
         (positions, cells),
         (cos, sin),
         interleaved,
@@ -155,12 +154,13 @@ def load_cells(region: Region, cells: Int32, threads: int) -> Floats:
     return rows.reshape(len(cells), region.n_head_kv, region.head_dim)
 
 
-def _writable(region: Region, fmt: KvFormat) -> int:
-    """Address of cell 0 of a region of `fmt` that may be written."""
+def _writable(region: Region, fmt: KvFormat) -> Bytes:
+    """The cells of a region of `fmt` that may be written."""
     check_region(region, fmt)
     if not region.arrays[0].flags.writeable:
         raise Refusal("10", "the region's array is read-only; store into a writable one")
-    return int(region.arrays[0].ctypes.data)
+    arena: Bytes = region.arrays[0]
+    return arena
 
 
 def _checked_rows(region: Region, rows: Floats, name: str, n: int) -> Floats:

@@ -102,5 +102,5 @@ def _checked_cells(cells: Bytes, n: int) -> Bytes:
             f"{given.dtype} {list(given.shape)}",
             {"n": n, "width": width, "shape": given.shape},
         )
-    result: Bytes = owned(given, np.uint8)
+    result: Bytes = owned(given)
     return result

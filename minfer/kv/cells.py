@@ -124,29 +124,30 @@ class CellTables:
                 f"{self.generation}; plan the batch again",
                 {"plan": plan.generation, "store": self.generation},
             )
-        self._install(plan, plan.during)
         self._open = plan
+        self._install(plan, plan.during)
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""
-        self._close(plan)
+        if plan is not self._open:
+            raise Refusal("5.5", "this plan is not the open step of the store; apply it first")
         self._install(plan, plan.after)
+        self._open = None
 
     def rollback(self, plan: Plan) -> None:
-        """End the open step badly: every group stays truncated to its first position."""
-        self._close(plan)
-        self.generation += 1
+        """If `plan` is still open, end it badly: its groups are truncated to their first position.
+
+        Safe to repeat, and after a commit that was interrupted.
+        """
+        if plan is self._open:
+            self._install(plan, plan.during)
+            self._open = None
 
     def _install(self, plan: Plan, entries: tuple[Entry, ...]) -> None:
         self._entries.update(
             (group.seq, entry) for group, entry in zip(plan.groups, entries, strict=True)
         )
         self.generation += 1
-
-    def _close(self, plan: Plan) -> None:
-        if plan is not self._open:
-            raise Refusal("5.5", "this plan is not the open step of the store; apply it first")
-        self._open = None
 
     def spans(self, seq: int) -> list[CellSpan]:
         """Where positions of `seq` lie, in position order; the own run counts in full.

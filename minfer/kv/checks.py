@@ -13,6 +13,7 @@ from minfer.format import Floats, Int32
 from minfer.window import WindowMode
 
 INT32_MAX = 2**31 - 1
+SCALE_END = 2.0**127  # kernels multiply it by log2(e) and keep it as float32
 
 
 def whole_number(
@@ -99,8 +100,8 @@ def checked_scale(scale: object, head_dim: int) -> float:
     """`scale`, or its default 1 / sqrt(head_dim); one that is not finite is refused."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if not isinstance(scale, Real) or isinstance(scale, bool) or not math.isfinite(scale):
-        raise Refusal("10", f"scale {scale!r} is no finite number", {"scale": scale})
+    if not isinstance(scale, Real) or isinstance(scale, bool) or not abs(float(scale)) < SCALE_END:
+        raise Refusal("10", f"scale {scale!r} is no finite float32", {"scale": scale})
     return float(scale)
 
 

@@ -152,6 +152,6 @@ class Step:
                 n_head_kv=store.n_head_kv,
                 head_dim=store.head_dim,
             ),
-            variant=variant or dict(store.named_variants()).get(op),
+            variant=variant,
             config={} if store.threads is None else {"threads": store.threads},
         )

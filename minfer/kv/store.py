@@ -78,12 +78,6 @@ class KvStore:
         """How the backend arranges cells inside its regions (contract 3.6)."""
         return cast(str, self._kernels.LAYOUT)
 
-    def named_variants(self) -> tuple[tuple[str, str], ...]:
-        """(op, variant) that the environment asks for instead of the defaults (4.6)."""
-        if self.fmt is KvFormat.Q8_0 and settings.flag("MINFER_NO_FUSED_Q8_KV"):
-            return ("attn_window", "scratch"), ("attn_map", "scratch")
-        return ()
-
     @property
     def generation(self) -> int:
         """Rises with every change of the tables."""
@@ -143,16 +137,14 @@ class KvStore:
         plan = self._tables.plan(batch)
         refuse_window(plan.mode, self._kernels, self.device.name)
         step = Step(self, plan)
-        self._tables.apply(plan)
         try:
+            self._tables.apply(plan)
             yield step
             step.finish()
-        except BaseException:
-            self._tables.rollback(plan)
-            raise
-        else:
             self._tables.commit(plan)
         finally:
+            # An interrupt may come between any two lines: whatever is still open is undone.
+            self._tables.rollback(plan)
             step.close()
 
     def export(self, seq: int, layer: int, which: str = "k") -> Floats:

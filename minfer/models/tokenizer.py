@@ -89,7 +89,7 @@ class Tokenizer:
 
     def control_in(self, text: str) -> str | None:
         """The first control token spelled in `text`, None where there is none."""
-        for token in self._special.encode(text, add_special_tokens=False).ids:
+        for token in self.encode(text, special=True):
             if self._vocabulary.types[token] == CONTROL:
                 return str(self._vocabulary.tokens[token])
         return None
