@@ -1,21 +1,22 @@
-# `make run` and `make test` each work alone on a machine with Python 3.11, pip, gcc and make.
+# `make run` and `make test` each work alone on a machine with Python 3.11, pip and make.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 PROMPT ?= The capital of France is
-TOKENS ?= 24
+QUESTION ?= Why is the sky blue? Answer in two sentences.
 
 .PHONY: run test lint clean
 
 run: $(VENV)/.run
 	$(BIN)/minfer pull smollm2
 	@for type in f32 f16 q8_0; do \
-	  printf '\n--- cache %s ---\n%s' $$type "$(PROMPT)"; \
-	  $(BIN)/minfer run smollm2 -p "$(PROMPT)" -n $(TOKENS) --cache-type $$type \
-	    $$([ $$type = q8_0 ] && echo --receipt) || exit $$?; \
+	  printf '\n--- %s ... (cache %s)\n' "$(PROMPT)" $$type; \
+	  $(BIN)/minfer run smollm2 -p "$(PROMPT)" -n 2 --cache-type $$type || exit $$?; \
 	done
+	@printf '\n--- %s (chat, cache q8_0)\n' "$(QUESTION)"
+	@$(BIN)/minfer run smollm2 -p "$(QUESTION)" --chat --cache-type q8_0 --receipt
 
 test: $(VENV)/.dev lint
 	$(BIN)/minfer pull smollm2

@@ -11,10 +11,11 @@ from typing import TypeVar
 from minfer.errors import Refusal
 from minfer.models.gguf import GgufFile
 from minfer.models.gguf_guard import damaged
+from minfer.ops import INTERLEAVED
 
 Number = TypeVar("Number", int, float)
 
-ARCHITECTURES = {"llama": "interleaved"}  # how rope pairs the dimensions of a head
+ARCHITECTURES = {"llama": INTERLEAVED}  # how rope pairs the dimensions of a head
 NUMERIC_KEYS = (  # what is understood below; any other key of the architecture is refused
     "block_count",
     "context_length",
