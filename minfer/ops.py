@@ -167,7 +167,7 @@ class Tunable:
     numeric: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Variant:
     """One algorithm for one op, as the registry sees it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ class Receipt:
 
     def as_dict(self) -> dict[str, Any]:
         """The receipt for machines."""
-        return {**asdict(self), "refused": dict(self.refused)}
+        plain = replace(self, config=dict(self.config))
+        return {**asdict(plain), "refused": dict(self.refused)}
 
 
 def receipt_of(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from minfer import settings
@@ -137,11 +137,28 @@ def select(
     which an op without workers has no use for.
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
-    candidates = variants(op, parsed)
+    candidates = tuple(variants(op, parsed))
     if OPS[op].formats:
         refuse_odd_blocks(fmt, shape.head_dim, shape.n_head_kv * shape.head_dim)
     if variant is None and op in ATTENTION and fmt is KvFormat.Q8_0 and settings.flag(UNFUSED):
         variant = "scratch"
+    named = tuple((config or {}).items())
+    hashable = all(isinstance(value, Hashable) for _, value in named)
+    choose = _select if hashable else _select.__wrapped__  # no tunable takes what is not
+    return choose(op, parsed, fmt, shape, variant, candidates, named)
+
+
+@lru_cache(maxsize=512)
+def _select(
+    op: str,
+    parsed: Device,
+    fmt: KvFormat,
+    shape: Shape,
+    variant: str | None,
+    candidates: tuple[Variant, ...],
+    config: tuple[tuple[str, Any], ...],
+) -> Choice:
+    """`select` with everything settled; equal questions share one answer."""
     package = parsed.backend.package
     reasons: list[tuple[str, str]] = []
     accepted: list[Variant] = []
@@ -164,7 +181,7 @@ def select(
         raise _nothing_fits(op, parsed, fmt, variant, candidates, reasons)
     *earlier, chosen = accepted
     reasons += [(v.name, f"{chosen.name} comes later and takes it too") for v in earlier]
-    full = _configure(chosen, config or {})
+    full = MappingProxyType(_configure(chosen, dict(config)))
     return Choice(chosen, full, receipt_of(chosen, parsed, fmt, shape, full, variant, reasons))
 
 
@@ -179,7 +196,7 @@ def _nothing_fits(
     device: Device,
     fmt: KvFormat,
     asked: str | None,
-    candidates: list[Variant],
+    candidates: Sequence[Variant],
     reasons: list[tuple[str, str]],
 ) -> Refusal:
     names = [v.name for v in candidates]

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from minfer.format import Floats
 
+CHUNK = 4096  # positions
+
 
 def inverse_frequencies(n_rot: int, base: float) -> NDArray[np.float64]:
     """Radians a position for each of the n_rot / 2 pairs: base ** (-2 i / n_rot)."""
@@ -23,5 +25,10 @@ def table_bytes(n_ctx: int, n_rot: int) -> int:
 
 def tables(n_ctx: int, n_rot: int, base: float) -> tuple[Floats, Floats]:
     """cos and sin, float32 [n_ctx, n_rot / 2], of every position."""
-    angle = np.arange(n_ctx, dtype=np.float64)[:, None] * inverse_frequencies(n_rot, base)
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    cos, sin = np.empty((2, n_ctx, n_rot // 2), np.float32)
+    frequencies = inverse_frequencies(n_rot, base)
+    for first in range(0, n_ctx, CHUNK):  # float64 angles of few positions at a time
+        some = slice(first, min(first + CHUNK, n_ctx))
+        angle = np.arange(some.start, some.stop, dtype=np.float64)[:, None] * frequencies
+        cos[some], sin[some] = np.cos(angle), np.sin(angle)
+    return cos, sin
