@@ -111,6 +111,16 @@ class Region:
     head_dim: int
     arrays: tuple[Any, ...]
 
+    def __post_init__(self) -> None:
+        sizes = (self.n_head_kv, self.head_dim)
+        if any(type(n) is not int or n < 1 for n in sizes) or not self.arrays:
+            raise Refusal(
+                "10",
+                f"a region has {len(self.arrays)} arrays and n_head_kv, head_dim {sizes}; it "
+                "needs an array and whole numbers of at least 1",
+                {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim},
+            )
+
     @property
     def n_cells(self) -> int:
         return int(self.arrays[0].shape[0])

@@ -47,6 +47,10 @@ def attention(
     width, 0 for none. variant: by name, or the default for the shape. threads: default the cores
     this process may use.
     """
+    for name, region in (("k", k), ("v", v)):
+        if not isinstance(region, Region):
+            kind = type(region).__name__
+            raise Refusal("10", f"{name} is a {kind}; give a minfer.Region", {"type": kind})
     q = checked_query(q, None, k.n_head_kv, k.head_dim)
     seen = _checked_window(window, len(q))
     _refuse_format(fmt, k)

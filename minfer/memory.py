@@ -10,10 +10,15 @@ CGROUP = Path("/sys/fs/cgroup")
 HEADROOM = 64 << 20  # bytes left to the interpreter, compiled kernels and activations
 
 
-def free_bytes() -> int:
-    """Bytes a process can still take: free memory, within the limit of its control group."""
-    import psutil
+def free_bytes() -> int | None:
+    """Bytes a process can still take: free memory, within the limit of its control group.
 
+    None where psutil, which knows, is not installed.
+    """
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return None
     free = int(psutil.virtual_memory().available)
     group = _group_free()
     return free if group is None else min(free, group)
@@ -45,15 +50,16 @@ def human(n: int) -> str:
 def require(needs: dict[str, int], free: int | None = None) -> None:
     """Refuse a load that needs more than is free, naming what takes how much.
 
-    needs: bytes by what they are for, e.g. weights and KV cache.
+    needs: bytes by what they are for, e.g. weights and KV cache. Without psutil nobody knows what
+    is free, and nothing is refused.
     """
     total = sum(needs.values()) + HEADROOM
     free = free_bytes() if free is None else free
-    if total > free:
+    if free is not None and total > free:
         parts = ", ".join(f"{name} {human(n)}" for name, n in needs.items())
         raise Refusal(
             "0.1",
             f"needs {human(total)} ({parts}), {human(free)} free; "
-            "use a smaller --n-ctx, a q8_0 cache or a smaller model",
+            "use fewer cells (--n-ctx), a q8_0 cache or a smaller model",
             {"needs": total, "free": free, **needs},
         )

@@ -193,8 +193,13 @@ def tiles(groups: Sequence[int], block_m: int, *, decode: bool = False) -> Int32
 def check(window: Window, positions: Int32, n_cells: int) -> None:
     """Refuse a window that reads outside the arena or is empty (contract 2.5)."""
     if len(positions) and int(positions.min()) < 0:
-        lowest = int(positions.min())
-        raise Refusal("2.5", f"position {lowest} is negative", {"position": lowest})
+        query = int(np.argmin(positions))
+        raise Refusal(
+            "2.5",
+            f"query {query} is at position {int(positions[query])}; positions start at 0, and a "
+            "window holds at least one cell",
+            {"query": query, "position": int(positions[query])},
+        )
     if isinstance(window, Causal):
         if len(positions) and int(positions.max()) >= n_cells:
             raise Refusal(

@@ -10,6 +10,7 @@ from refusals import refused
 
 import minfer
 from minfer import KvFormat, Runs, Span, reference
+from minfer.errors import Refusal
 from minfer.format import Region
 from minfer.kernels_numba import empty_region
 from minfer.registry import select
@@ -169,3 +170,21 @@ def test_kernels_without_spans_take_causal_windows_only(rows, causal_only: None)
     for window in (Span(GROWING), Runs(RUNS)):
         call = partial(minfer.attention, q, *regions, window)
         refused(None, "2.6", call, f"read causal windows only and this one is {window.mode.value}")
+
+
+def test_what_is_no_region_is_refused(rows) -> None:
+    q, k, v = rows
+    span = Span(np.array([[0, 20]] * 6, np.int32))
+    with pytest.raises(Refusal, match="k is a NoneType; give"):
+        minfer.attention(q, None, region(v), span)
+    whole = region(k)
+    for sizes, arrays in (((0, D), whole.arrays), ((2, np.int32(D)), whole.arrays), ((2, D), ())):
+        with pytest.raises(Refusal, match="needs an array and whole numbers"):
+            Region(KvFormat.F32, "canonical", *sizes, arrays)
+
+
+def test_an_empty_window_names_its_query(rows) -> None:
+    q, k, v = rows
+    spans = Span(np.array([[0, 20]] * 3 + [[4, 4]] + [[0, 20]] * 2, np.int32))
+    with pytest.raises(Refusal, match="query 3 is at position -1"):
+        minfer.attention(q, region(k), region(v), spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import numpy as np
@@ -228,3 +229,15 @@ def test_a_damaged_row_stays_visible(cache_type: str) -> None:
     assert np.isnan(store.export(1, 1)[1, 1, 1])
     assert np.isfinite(store.export(1, 1)[0]).all()
     assert np.isfinite(store.export(1, 0)).all()
+
+
+def test_a_store_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"f32 cells 512\.0 TiB") as refused:
+        KvStore(1, 2**31 - 1, 1024, 32)
+    assert refused.value.rule == "0.1"
+
+
+def test_a_refusal_crosses_processes() -> None:
+    refusal = Refusal("5.5", "no", {"seq": 3})
+    copied = pickle.loads(pickle.dumps(refusal))
+    assert (copied.rule, copied.message, copied.facts) == ("5.5", "no", {"seq": 3})

@@ -78,7 +78,7 @@ def devices(args: argparse.Namespace) -> None:
     """Print what this machine offers."""
     rows = {kind.label: _device_row(Device(kind)) for kind in DeviceKind}
     libraries = {name: _version(name) for name in LIBRARIES}
-    free, in_force = _free(), settings.values()
+    free, in_force = memory.free_bytes(), settings.values()
     report = {
         "minfer": minfer.__version__,
         "python": platform.python_version(),
@@ -104,13 +104,6 @@ def devices(args: argparse.Namespace) -> None:
     print("settings")
     for setting in SETTINGS:
         print(f"  {setting.name}={in_force[setting.name]}  ({setting.meaning})")
-
-
-def _free() -> int | None:
-    try:
-        return memory.free_bytes()
-    except ModuleNotFoundError:
-        return None
 
 
 def _device_row(device: Device) -> dict[str, Any]:

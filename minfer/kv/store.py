@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from minfer import settings
+from minfer import memory, settings
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes, resolve
@@ -23,6 +23,8 @@ from minfer.kv.runs import Slot, Stats
 from minfer.kv.step import Step
 from minfer.ops import PREFILL
 from minfer.window import CellSpan
+
+TABLE_BYTES = 32  # a cell, of the free list
 
 
 class KvStore:
@@ -48,8 +50,7 @@ class KvStore:
         self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
         self.head_dim = whole_number(head_dim, "head_dim", "10", low=1)
         self.threads = None if threads is None else whole_number(threads, "threads", "10", low=1)
-        self._tables = CellTables(n_ctx)
-        self.n_ctx = self._tables.n_ctx
+        self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
         self.device = Device.parse(device)
         self._kernels: Any = self.device.package()
         self.fmt = resolve(
@@ -60,6 +61,15 @@ class KvStore:
             head_dim=self.head_dim,
             reads_packed_kv=self._kernels.READS_PACKED_KV,
         )
+        cells = self.memory_bytes(
+            n_layer=self.n_layer,
+            n_ctx=self.n_ctx,
+            n_head_kv=self.n_head_kv,
+            head_dim=self.head_dim,
+            fmt=self.fmt,
+        )
+        memory.require({f"{self.fmt} cells": cells, "tables": TABLE_BYTES * self.n_ctx})
+        self._tables = CellTables(self.n_ctx)
         self._regions = [(self._new_region(), self._new_region()) for _ in range(self.n_layer)]
 
     def _new_region(self) -> Region:
