@@ -117,6 +117,20 @@ def test_a_refusal_is_one_clear_line(
     assert done.err.count("\n") == 1 and words in done.err, done.err
 
 
+CUTS = {"header": b"GGUF", "metadata": b"llama.block_count", "tensor table": b"blk.1.ffn_down"}
+
+
+@pytest.mark.parametrize("place", [*CUTS, "last byte"])
+def test_a_cut_model_is_a_damaged_file(call, tiny_gguf: Path, tmp_path: Path, place: str) -> None:
+    data = tiny_gguf.read_bytes()
+    end = data.index(CUTS[place]) + 9 if place in CUTS else len(data) - 1
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(data[:end])
+    done = call("run", cut, "-p", "x")
+    assert done.code == 3
+    assert done.err.count("\n") == 1 and "cut.gguf" in done.err
+
+
 def test_bad_cache_type_in_the_environment(
     call, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

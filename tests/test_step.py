@@ -185,7 +185,7 @@ def test_an_interrupt_between_any_two_lines_leaves_the_store_usable() -> None:
                     step.stored(0, *region)
         except KeyboardInterrupt:
             stopped = True
-        gc.collect()  # an interrupt inside contextlib leaves the block to the collector
+        gc.collect(0)  # an interrupt inside contextlib leaves the block to the collector
         store.check()
         assert store.written(1) in (0, BATCH.n_tokens)
         with store.step(BATCH) as step:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
         if engine.store.n_ctx > trained:
             print(f"note: the model was trained for {trained} positions", file=sys.stderr)
         if args.receipt:
-            print(*engine.receipts(), sep="\n", file=sys.stderr)
+            print(*dict.fromkeys(map(str, engine.receipts())), sep="\n", file=sys.stderr)
 
 
 def _prompt(args: argparse.Namespace) -> str:

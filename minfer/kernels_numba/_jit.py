@@ -110,5 +110,6 @@ def kernel(
     }
     dispatcher = numba.jit(**flags)(function)
     dispatcher._cache = KernelCache(function, flags, key)
-    _notice.names[dispatcher] = function.__name__.strip("_").removesuffix("_kernel")
+    name = function.__name__.strip("_").removesuffix("_kernel")
+    _notice.names[dispatcher] = f"{name} for {key}" if isinstance(key, str) else name
     return dispatcher
