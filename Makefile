@@ -19,13 +19,16 @@ run: $(VENV)/.run
 	@$(BIN)/minfer run smollm2 -p "$(QUESTION)" --chat --cache-type q8_0 --receipt
 
 test: $(VENV)/.dev lint
-	$(BIN)/minfer pull smollm2
-	$(BIN)/python -m pytest
+	@$(call timed,model,$(BIN)/minfer pull smollm2)
+	@$(call timed,tests,$(BIN)/python -m pytest)
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(call timed,ruff check,$(BIN)/ruff check .)
+	@$(call timed,ruff format,$(BIN)/ruff format --check .)
+	@$(call timed,mypy,$(BIN)/mypy)
+
+# $(call timed,what,command): run it and say how long it took.
+timed = start=$$(date +%s); $(2) || exit $$?; echo "== $(1): $$(($$(date +%s) - start)) s"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,7 +38,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --quiet --editable '.[dev]' --constraint constraints.txt
+	@$(call timed,install,$(PIP) install --quiet --editable '.[dev]' --constraint constraints.txt)
 	touch $@ $(VENV)/.run
 
 clean:
