@@ -22,8 +22,8 @@ from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
 from minfer.models import chat_template, llama
 from minfer.models.sampling import greedy
-from minfer.models.tokenizer import Tokenizer
 from minfer.ops import DECODE, PREFILL
+from minfer.prompts import budget, checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
 from minfer.timing import Timing
 from minfer.window import WindowMode
@@ -39,8 +39,9 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel) -> None:
         metadata = loaded.file.metadata
+        self._loaded = loaded
         self.path, self.hp, self.store = loaded.file.path, loaded.hp, loaded.store
-        self.tokenizer = Tokenizer.from_gguf(metadata)
+        self.tokenizer = loaded.tokenizer
         self.chat_template = metadata.get("tokenizer.chat_template")
         self._weights = loaded.weights
         self._rope = rope.tables(self.store.n_ctx, self.hp.n_rot, self.hp.rope_base)
@@ -76,6 +77,10 @@ class Engine:
             progress=progress,
         )
         return cls(loaded)
+
+    def with_cache(self, cache_type: str | KvFormat, n_ctx: int | None = None) -> Engine:
+        """Another engine over the same weights, with an empty cache of its own."""
+        return Engine(self._loaded.with_cache(cache_type, n_ctx))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the model's start token where it wants one."""
@@ -143,8 +148,9 @@ class Engine:
         tokens than `seq` has cells left.
         """
         chunk = whole_number(chunk, "chunk", "10", low=1)
-        ids, start = self._checked_prompt(tokens), self.store.written(seq)
-        self._refuse_overflow(seq, start + len(ids), f"{start + len(ids)} prompt tokens need")
+        ids, start = checked_prompt(tokens, self.n_vocab), self.store.written(seq)
+        end = start + len(ids)
+        refuse_overflow(self.store, seq, end, f"{end} prompt tokens need")
         for first in range(0, len(ids), chunk):
             part = ids[first : first + chunk]
             positions = range(start + first, start + first + len(part))
@@ -172,8 +178,9 @@ class Engine:
         prompt and one that does not fit; stops with an error at logits that are not finite. The
         sequence is reserved if it is not there yet and keeps its rows afterwards.
         """
-        ids, budget = self._checked_prompt(tokens), self._budget(len(tokens), max_tokens, seq)
-        return self._generate(ids, budget, seq, Timing() if timing is None else timing)
+        ids = checked_prompt(tokens, self.n_vocab)
+        limit = budget(self.store, len(ids), max_tokens, seq)
+        return self._generate(ids, limit, seq, Timing() if timing is None else timing)
 
     def warm_up(self) -> None:
         """Compile, or load, the kernels that a prompt and its continuation need.
@@ -187,45 +194,16 @@ class Engine:
             self.decode(0, WARM_UP_SEQ)
             self.store.release(WARM_UP_SEQ)
 
-    def _checked_prompt(self, tokens: Sequence[int]) -> list[int]:
-        """The ids of a prompt; an empty one and ids outside the vocabulary are refused."""
-        if not len(tokens):
-            raise Refusal(
-                "1", "the prompt has no tokens; give at least one character", {"tokens": 0}
-            )
-        return [whole_number(id, "token", "7.5", high=self.n_vocab - 1) for id in tokens]
-
-    def _budget(self, n_prompt: int, max_tokens: int | None, seq: int) -> int:
-        """How many tokens may be generated; the last one needs no cell of its own."""
-        wanted = 1 if max_tokens is None else whole_number(max_tokens, "max_tokens", "10", low=1)
-        end = n_prompt + (self.store.written(seq) if self.store.has(seq) else 0)
-        what = f"{end} prompt tokens and {wanted} to generate need"
-        cap = self._refuse_overflow(seq, end + wanted - 1, what)
-        return cap - end + 1 if max_tokens is None else wanted
-
-    def _refuse_overflow(self, seq: int, cells: int, what: str) -> int:
-        """Refuse more cells than `seq` has, or could have if it holds none; returns that number."""
-        n_ctx = self.store.n_ctx
-        cap = self.store.cap(seq) if self.store.has(seq) else n_ctx
-        if cells <= cap:
-            return cap
-        if cap == n_ctx:
-            limit = f"n_ctx is {n_ctx}; use a larger --n-ctx, a smaller -n or a shorter prompt"
-        else:
-            limit = f"sequence {seq} holds {cap} of {n_ctx}; reserve more for it"
-        facts = {"seq": seq, "cells": cells, "cap": cap, "n_ctx": n_ctx}
-        raise Refusal("2.5", f"{what} {cells} cells and {limit}", facts)
-
-    def _generate(self, tokens: list[int], budget: int, seq: int, timing: Timing) -> Iterator[int]:
+    def _generate(self, tokens: list[int], limit: int, seq: int, timing: Timing) -> Iterator[int]:
         if not self.store.has(seq):
             self.store.reserve(seq, self.store.n_ctx)
         started = time.perf_counter()
         logits = self.prefill(tokens, seq)
         timing.add(PREFILL, len(tokens), time.perf_counter() - started)
-        for count in range(budget):
+        for count in range(limit):
             token = greedy(logits, position=self.store.written(seq) - 1)
             yield token
-            if self.tokenizer.is_end(token) or count + 1 == budget:
+            if self.tokenizer.is_end(token) or count + 1 == limit:
                 return
             started = time.perf_counter()
             logits = self.decode(token, seq)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from minfer.kv.store import KvStore
 from minfer.models import gguf
 from minfer.models.gguf import GgufFile
 from minfer.models.hyperparameters import Hyperparameters
+from minfer.models.tokenizer import Tokenizer
 from minfer.models.weights import decode_weights, decoded_bytes
 
 DEFAULT_N_CTX = 4096
@@ -27,8 +28,23 @@ class LoadedModel:
 
     file: GgufFile
     hp: Hyperparameters
+    tokenizer: Tokenizer
     weights: dict[str, Any]
     store: KvStore
+
+    def with_cache(self, cache_type: str | KvFormat, n_ctx: int | None) -> LoadedModel:
+        """The same weights beside an empty store of another format or size."""
+        old = self.store
+        new = KvStore(
+            n_layer=old.n_layer,
+            n_ctx=old.n_ctx if n_ctx is None else n_ctx,
+            n_head_kv=old.n_head_kv,
+            head_dim=old.head_dim,
+            cache_type=cache_type,
+            device=old.device,
+            threads=old.threads,
+        )
+        return replace(self, store=new)
 
 
 def load_model(
@@ -64,10 +80,10 @@ def load_model(
             "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
         }
     )
+    tokenizer = Tokenizer.from_gguf(file.metadata)
     weights = decode_weights(file, progress=progress)
-    return LoadedModel(
-        file, hp, weights, KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
-    )
+    store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
+    return LoadedModel(file, hp, tokenizer, weights, store)
 
 
 def activation_bytes(hp: Hyperparameters, n_tokens: int) -> int:

@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph"),
     ("models",),
     ("pull",),
-    ("loading", "engine"),
+    ("loading", "prompts", "engine"),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -22,14 +22,9 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def engines(smollm2: Path) -> dict[str, Engine]:
-    """One engine a format; they share the decoded weights to save memory and time."""
+    """One engine a format over the same weights."""
     first = Engine.load(smollm2, cache_type="f32", n_ctx=512)
-    made = {"f32": first}
-    for fmt in ("f16", "q8_0"):
-        engine = Engine.load(smollm2, cache_type=fmt, n_ctx=512)
-        engine._weights = first._weights
-        made[fmt] = engine
-    return made
+    return {"f32": first, **{fmt: first.with_cache(fmt) for fmt in ("f16", "q8_0")}}
 
 
 @pytest.fixture
