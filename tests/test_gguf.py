@@ -195,10 +195,6 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "key length": (raw_gguf((HUGE + b"key" + bytes(8),)), "a metadata key at byte 32 needs"),
     "key no text": (raw_gguf((pair("k", U8, b"\1").replace(b"k", b"\xff"),)), "no UTF-8"),
     "key twice": (raw_gguf((pair("k", U8, b"\1"),) * 2), "metadata key 'k' appears twice"),
-    "key of the reader": (
-        raw_gguf((pair("GGUF.version", U8, b"\1"),)),
-        r"the gguf package cannot read it \(KeyError\('Duplicate GGUF.version",
-    ),
     "value type": (raw_gguf((pair("k", 77, b"\1"),)), "'k' has the unknown value type 77"),
     "value cut": (raw_gguf((pair("k", STRING, text("x" * 50)),))[:60], "the value of 'k' at byte"),
     "array length": (
@@ -239,7 +235,7 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     ),
     "alignment type": (
         raw_gguf((pair("general.alignment", STRING, text("32")),)),
-        "Bad type for general.alignment",
+        "general.alignment '32' is no power of two from 8 on",
     ),
     "no dimensions": (raw_gguf(rows=(row("w", ()) + bytes(8),)), "tensor 'w' has 0 dimensions"),
     "dimensions": (raw_gguf(rows=(row("w", (1,) * 5),)), "tensor 'w' has 5 dimensions"),
@@ -266,19 +262,10 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
 }
 
 
-LEFT_TO_THE_READER = {  # each is answered without a look beyond the file
-    "key no text",
-    "key of the reader",
-    "array of texts no text",
-    "alignment type",
-}
-
-
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_named(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     content, message = DAMAGE[case]
-    if case not in LEFT_TO_THE_READER:  # whose reads of such bytes need not end
-        monkeypatch.setattr("gguf.gguf_reader.GGUFReader", None)
+    monkeypatch.setattr("gguf.gguf_reader.GGUFReader", None)  # its reads need not end
     with pytest.raises(Damaged, match=message) as caught:
         opened(tmp_path, content)
     line = str(caught.value)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from minfer.errors import Refusal
 from minfer.format import Floats
-from minfer.models.gguf_guard import check_gguf, damaged
+from minfer.models.gguf_guard import Header, Value, damaged, read_header
 
 if TYPE_CHECKING:
-    from gguf.gguf_reader import GGUFReader, ReaderField, ReaderTensor
-
-Value = bool | int | float | str | list[Any]
+    from gguf.gguf_reader import GGUFReader, ReaderTensor
 
 
 class TensorInfo(NamedTuple):
@@ -29,13 +27,8 @@ class GgufFile:
     """A mapped GGUF file. Arrays it hands out may be views of the map: read-only, and they keep
     the map open."""
 
-    def __init__(self, path: Path, reader: GGUFReader) -> None:
-        self.path = path
-        self.metadata: dict[str, Value] = {
-            name: _contents(field, path)
-            for name, field in reader.fields.items()
-            if not name.startswith("GGUF.")  # what the reader adds: version and counts
-        }
+    def __init__(self, path: Path, metadata: dict[str, Value], reader: GGUFReader) -> None:
+        self.path, self.metadata = path, metadata
         self._tensors: dict[str, ReaderTensor] = {t.name: t for t in reader.tensors}
 
     @property
@@ -73,17 +66,6 @@ class GgufFile:
         return self._tensors[name]
 
 
-def _contents(field: ReaderField, path: Path) -> Value:
-    try:
-        return cast(Value, field.contents())
-    except UnicodeDecodeError as error:
-        # The parts of a field lie one behind the other; the first of these bytes is the culprit.
-        at = next(i for i in field.data if field.parts[i].tobytes() == error.object)
-        offset = field.offset + sum(part.nbytes for part in field.parts[:at])
-        message = f"the value of {field.name!r} at byte {offset} is no UTF-8"
-        raise damaged(path, message, offset=offset) from None
-
-
 def open_gguf(path: str | Path) -> GgufFile:
     """Map a GGUF file and read its header.
 
@@ -100,19 +82,20 @@ def open_gguf(path: str | Path) -> GgufFile:
             if path.stat().st_size == 0:
                 raise damaged(path, "it is empty")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                check_gguf(data, path)
-        return GgufFile(path, _read(path))
+                header = read_header(data, path)
+        return GgufFile(path, header.metadata, _read_table(path, header))
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror}"
         raise Refusal("0.2", message, {"path": str(path)}) from None
 
 
-def _read(path: Path) -> GGUFReader:
+def _read_table(path: Path, header: Header) -> GGUFReader:
+    """The package's reader, led past the metadata: reading it again takes seconds."""
     from gguf.gguf_reader import GGUFReader
 
-    try:
-        return GGUFReader(path)
-    except UnicodeDecodeError:
-        raise damaged(path, "a metadata key or tensor name is no UTF-8") from None
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise damaged(path, f"the gguf package cannot read it ({error!r})") from error
+    class TableReader(GGUFReader):
+        def _build_fields(self, offs: int, count: int) -> int:
+            self.alignment = header.alignment
+            return header.table
+
+    return TableReader(path)
