@@ -19,7 +19,7 @@ run: $(VENV)/.run
 	@$(BIN)/minfer run smollm2 -p "$(QUESTION)" --chat --cache-type q8_0 --receipt
 
 test: $(VENV)/.dev lint
-	@$(call timed,model,$(BIN)/minfer pull smollm2)
+	@$(call timed,models,$(BIN)/minfer pull smollm2 && $(BIN)/minfer pull gemma3-270m)
 	@$(call timed,tests,$(BIN)/python -m pytest)
 
 lint: $(VENV)/.dev

@@ -26,7 +26,9 @@ LINE = 1000  # characters of a complaint
 EXTRA_OF = {
     "numba": "cpu",
     "llvmlite": "cpu",
-    **dict.fromkeys(("gguf", "jinja2", "psutil", "tokenizers", "tqdm"), "models"),
+    **dict.fromkeys(
+        ("gguf", "huggingface_hub", "jinja2", "psutil", "tokenizers", "tqdm"), "models"
+    ),
 }
 DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 
@@ -149,7 +151,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         '  minfer run model.gguf -p "Tell me a story" --chat --cache-type q8_0\n'
         "  minfer run smollm2 -f prompt.txt --n-ctx 8192 --json",
     )
-    p.add_argument("model", metavar="MODEL", help="a .gguf file or a pulled name such as smollm2")
+    p.add_argument("model", metavar="MODEL", help="a .gguf file or a name that was pulled")
     prompt = p.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
@@ -169,9 +171,16 @@ def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:
         "pull",
         "models.pull",
         "download a model by name and verify it",
-        "  minfer pull smollm2\n  minfer pull            (lists the names)",
+        "  minfer pull            (lists the names)\n"
+        "  minfer pull smollm2\n"
+        "  minfer pull hf:OWNER/REPO:FILE.gguf@REVISION    (@REVISION can be left out)",
     )
-    p.add_argument("name", metavar="NAME", nargs="?", help="leave out to list the names")
+    p.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="a name of the list, or hf:OWNER/REPO:FILE.gguf for a file on the Hugging Face Hub",
+    )
 
 
 def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -42,9 +42,19 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The pulled SmolLM2 file; tests that ask for it carry the marker `model`."""
-    path = model_path("smollm2", settings.cache_dir())
+    return pulled("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """The pulled Gemma 3 270M file; tests that ask for it carry the marker `model`."""
+    return pulled("gemma3-270m")
+
+
+def pulled(name: str) -> Path:
+    path = model_path(name, settings.cache_dir())
     if not path.is_file():
-        pytest.skip(f"{path} is missing; run: minfer pull smollm2")
+        pytest.skip(f"{path} is missing; run: minfer pull {name}")
     return path
 
 
