@@ -175,7 +175,7 @@ def unreachable() -> Exception:
 FAILURES = [
     (unreachable(), r"cannot be reached for .* \(\[Errno 111\] Connection refused\); check the"),
     (errors.HTTPError("connection reset"), r"could not be fetched \(connection reset\); pull"),
-    (errors.XetDownloadError("no chunk"), r"could not be fetched \(no chunk\); pull again"),
+    (RuntimeError("no chunk"), r"could not be fetched \(no chunk\); pull again"),
     (OSError(28, "No space left on device"), "cannot be written: No space left on device; make"),
 ]
 
@@ -213,14 +213,11 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
 def test_the_command_line(
     hub: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = ["run", TINY, "-p", "the cat", "-n", "2", "--json"]
-    assert cli.main(argv) == 2
+    assert cli.main(["run", TINY, "-p", "the cat"]) == 2
     assert f"run: minfer pull {TINY}" in capsys.readouterr().err
     assert cli.main(["pull", TINY, "--json"]) == 0
     pulled = {"name": TINY, "path": str(tmp_path / "models/hf/someone/tiny/tiny.gguf")}
     assert json.loads(capsys.readouterr().out) == pulled
-    assert cli.main(argv) == 0
-    assert len(json.loads(capsys.readouterr().out)["tokens"]) == 2
     assert cli.main(["pull", "hf:x"]) == 2
     assert "hf:OWNER/REPO:FILE.gguf" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -78,7 +78,7 @@ class HubFile:
         except (
             errors.EntryNotFoundError,
             ValueError,  # of a name it does not like, or a size
-            errors.XetDownloadError,
+            RuntimeError,  # of hf_xet
             errors.HTTPError,  # type: ignore[attr-defined]  # of the HTTP library it uses
         ) as error:
             raise self._refusal(error) from None
