@@ -94,9 +94,12 @@ class Tokenizer:
                 return str(self._vocabulary.tokens[token])
         return None
 
-    def stream(self) -> Stream:
-        """Decodes token by token."""
-        return Stream(self)
+    def stream(self, *, continues: bool = False) -> Stream:
+        """Decodes token by token; the pieces joined are what `decode` gives.
+
+        continues: the text goes on from an earlier one, so that a space in front of it is kept.
+        """
+        return Stream(self, drop_space=self._vocabulary.space_prefix and not continues)
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends a generation: eos, eot, or a turn's end known by name."""
@@ -106,13 +109,19 @@ class Tokenizer:
 class Stream:
     """Text of tokens as they come; characters appear whole."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, drop_space: bool = False) -> None:
+        """drop_space: leave out a space that the text starts with."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._drop_space = drop_space
 
     def push(self, token: int) -> str:
         """The characters that `token` completes; bytes of an unfinished one wait."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+        text = self._decoder.decode(self._tokenizer.token_bytes(token))
+        if self._drop_space and text:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         """What is left: U+FFFD for an unfinished character, else nothing."""
