@@ -20,7 +20,7 @@ from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
-from minfer.models import chat_template, llama
+from minfer.models import chat_prompt, llama
 from minfer.models.sampling import Sampler, Sampling
 from minfer.models.text_stream import TextStream
 from minfer.ops import DECODE, PREFILL
@@ -90,8 +90,8 @@ class Engine:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own chat template, up to the answer.
 
-        messages: {"role": ..., "content": ...} each, both text. Refuses a model without a
-        template, a message without them, and one that spells a control token.
+        messages: {"role": ..., "content": ...} each, both text. Control tokens that they spell stay
+        text. Refuses a model without a template, and what `chat_prompt.encode` refuses.
         """
         if not isinstance(self.chat_template, str):
             raise Refusal(
@@ -99,7 +99,7 @@ class Engine:
                 f"{self.path.name} has no chat template; use a plain prompt",
                 {"path": str(self.path)},
             )
-        return chat_template.encode(messages, self.chat_template, self.tokenizer)
+        return chat_prompt.encode(messages, self.chat_template, self.tokenizer)
 
     @property
     def n_vocab(self) -> int:
