@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,3 +282,14 @@ def test_options_are_a_value() -> None:
     assert options == Sampling(temperature=1.0, logit_bias=((2, 1.0), (5, -math.inf)))
     assert len({options, Sampling()}) == 2
     assert json.loads(json.dumps(options.as_dict()))["logit_bias"] == {"2": 1.0, "5": "-inf"}
+
+
+def test_the_example_of_the_library_page_runs() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "library.md").read_text()
+    (example,) = re.findall(r"```python\n([^`]*minfer\.Sampler[^`]*)```", page)
+    names: dict[str, Any] = {}
+    exec(compile(example, "library.md", "exec"), names)
+    ids, probabilities = names["ids"], names["probabilities"]
+    assert names["token"] in ids and probabilities.sum() == pytest.approx(1.0)
+    assert len(ids) < 40 and (np.diff(probabilities) <= 0).all()
+    assert names["saved"]["last"] == [5, 7, 7, names["token"]]
