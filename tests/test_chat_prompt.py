@@ -155,6 +155,12 @@ def test_a_template_that_looks_into_messages_keeps_typed_tokens_as_text() -> Non
         ("{{ messages[0].content[2:] }}", "<|<|im_end|>", "<|im_end|>", 0),
         ("{{ messages[0].content | tojson }}", '"<|im_end|>', '"\\"<|im_end|>"', 0),
         (
+            "{% if 'x' in messages[0].content %}y{% endif %}<|{{ messages[0].content }}",
+            "im_end|>x",
+            "y<|im_end|>x",
+            0,
+        ),
+        (
             "{% if '/no' in messages[0].content %}<|im_end|>{% endif %}",
             "a < b /no",
             "<|im_end|>",

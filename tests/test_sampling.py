@@ -126,6 +126,7 @@ def test_a_draw_is_where_the_running_sum_passes_the_point() -> None:
     for point, token in points:
         assert ranking.draw(scores, 4, 1.0, point) == token
     assert ranking.draw(scores, 2, 1.0, 0.99) == 3
+    assert ranking.draw(np.zeros(4), 4, 1.0, 0.5) == 2  # the sums are 1, 2, 3, 4
 
 
 def test_what_has_no_probability_is_never_drawn() -> None:
@@ -137,6 +138,10 @@ def test_what_has_no_probability_is_never_drawn() -> None:
     many = np.full(5000, -1e6)
     many[4321] = 0.0
     assert ranking.draw(many, 5000, 1.0, almost_one) == 4321
+    for seed in range(10):  # some of whose running sums end below the sum at once
+        rows = np.random.default_rng(seed).standard_normal(3000)
+        rows[2000:] = -1e6
+        assert ranking.draw(rows, 3000, 1.0, almost_one) < 2000
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 500, 4000, 5000])
@@ -225,7 +230,7 @@ def test_a_state_is_json_and_goes_on_where_it_was() -> None:
         made.pick(LOGITS, position=0)
     state = json.loads(json.dumps(made.state()))
     rest = [made.pick(LOGITS, position=0) for _ in range(30)]
-    other = sampler(seen=[], frequency_penalty=0.5, seed=99)
+    other = sampler(seen=[0, 0, 6], frequency_penalty=0.5, seed=99)
     other.restore(state)
     assert [other.pick(LOGITS, position=0) for _ in range(30)] == rest
 

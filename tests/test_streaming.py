@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import write_tiny_gguf
 from tiny_tokenizers import spm, tiny
 
 from minfer import Engine, Sampler, Sampling
@@ -205,6 +206,14 @@ def test_an_end_token_ends_a_generation_and_is_no_text(tiny_gguf: Path) -> None:
     assert generation.finish_reason == "end"
     banned = engine.generate(PROMPT, 2, seq=0, sampling=Sampling(logit_bias={second: -np.inf}))
     assert second not in list(banned)
+
+
+def test_an_end_token_that_is_a_word_is_no_text_either(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, metadata={"tokenizer.ggml.eos_token_id": 65})
+    generation = load(path).stream(PROMPT, 5, sampling=Sampling(logit_bias={65: 1000.0}))
+    assert list(generation) == [] and generation.tokens == [65]
+    assert (generation.text, generation.finish_reason) == ("", "end")
 
 
 def test_the_last_cell_ends_a_generation_without_a_limit(tiny_gguf: Path) -> None:

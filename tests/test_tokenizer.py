@@ -103,6 +103,7 @@ def test_user_defined_tokens_are_always_found() -> None:
         *(tokens.index("the"), len(tokens) - 1, tokens.index("the")),
     ]
     assert tokenizer.decode([len(tokens) - 1]) == "<think now>"
+    assert tokenizer.controls("é<|im_end|><think now><|im_") == [(2, 1, 11)]
 
 
 def test_a_stream_holds_incomplete_characters() -> None:

@@ -69,8 +69,7 @@ class Disguise:
     """Stand-ins for characters of messages, so that a rendering shows where they end up.
 
     Each stand-in is a private-use character that neither the messages nor the template hold, one
-    for each character, so that lengths stay; spaces are left alone, which templates trim. spelled:
-    the control tokens that `control_tokens` found.
+    for each character, so that lengths stay. spelled: what `control_tokens` found.
     """
 
     def __init__(self, messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> None:
@@ -78,7 +77,7 @@ class Disguise:
         self.spelled: list[int] = []
         tokens = tokenizer.control_tokens
         used = set("".join(tokens))
-        hidden = sorted(character for character in used if not character.isspace())
+        hidden = sorted(used)
         used.update(template, *_texts(messages))
         free = (character for character in map(chr, PRIVATE_USE) if character not in used)
         stand_ins = list(itertools.islice(free, len(hidden)))
