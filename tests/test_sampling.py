@@ -235,6 +235,26 @@ def test_a_state_is_json_and_goes_on_where_it_was() -> None:
     assert [other.pick(LOGITS, position=0) for _ in range(30)] == rest
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"random": None},
+        {"random": {"bit_generator": "MT19937"}},
+        {"last": None},
+        {"last": ["a"]},
+        {"last": [-1]},
+    ],
+)
+def test_what_is_no_state_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
+    made = sampler()
+    before = made.state()
+    other = sampler(seed=99, seen=[1]).state() | change
+    for state in (other, {k: v for k, v in other.items() if k not in change}):
+        with pytest.raises(Refusal):
+            made.restore(state)
+        assert made.state() == before
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"logit_bias": {3: -math.inf}}])
 def test_logits_that_are_not_finite_stop(bad: float, options: dict[str, Any]) -> None:
@@ -267,6 +287,8 @@ def test_logits_that_are_not_finite_stop(bad: float, options: dict[str, Any]) ->
         ({"logit_bias": {0: math.inf}}, r"of token 0 inf is none of -1000 \.\. 1000 or -inf"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias of token -1 is below 0"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias of token 'a' is no whole number"),
+        ({"logit_bias": 5}, "logit_bias 5 is no mapping"),
+        ({"logit_bias": [1, 2]}, r"logit_bias \[1, 2\] is no mapping"),
         ({"logit_bias": {8: 1.0}}, "logit_bias of token 8 is above 7"),
         ({"logit_bias": dict.fromkeys(range(8), -math.inf)}, "logit_bias bans all 8 tokens"),
     ],

@@ -72,7 +72,7 @@ class Sampling:
             whole_number(token, "logit_bias of token", "10"): -math.inf
             if bias == -math.inf
             else _number(bias, f"logit_bias of token {token}", *BIAS, or_else=" or -inf")
-            for token, bias in dict(self.logit_bias).items()
+            for token, bias in _pairs(self.logit_bias).items()
         }
         object.__setattr__(self, "logit_bias", tuple(sorted(biases.items())))
 
@@ -88,6 +88,16 @@ class Sampling:
             for token, bias in dict(self.logit_bias).items()
         }
         return dataclasses.asdict(self) | {"logit_bias": biases}
+
+
+def _pairs(biases: object) -> dict[Any, Any]:
+    try:
+        return dict(biases)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        message = (
+            f"logit_bias {biases!r} is no mapping; give biases by token id, such as {{42: -1}}"
+        )
+        raise Refusal("10", message) from None
 
 
 def _number(value: object, name: str, low: float, high: float, or_else: str = "") -> float:
@@ -114,7 +124,7 @@ class Sampler:
         self.sampling = sampling
         self._bias = dict(sampling.logit_bias)
         for token in self._bias:
-            whole_number(token, "logit_bias of token", "10", high=n_vocab - 1)
+            whole_number(token, "logit_bias of token", "10", high=self.n_vocab - 1)
         banned = sum(bias == -math.inf for bias in self._bias.values())
         self._n_allowed = n_vocab - banned
         if not self._n_allowed:
@@ -161,10 +171,17 @@ class Sampler:
         return {"random": self._random.bit_generator.state, "last": list(self._last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where the sampler that gave `state` stood."""
-        self._random.bit_generator.state = state["random"]
+        """Go on where the sampler that gave `state` stood. Refuses what is no such state."""
+        random = np.random.PCG64()
+        try:
+            random.state = state["random"]
+            last = [whole_number(token, "token", "10") for token in state["last"]]
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise Refusal("10", f"this is no state of a sampler, {why}; start a new one") from None
+        self._random = np.random.Generator(random)
         self._last.clear()
-        self.see(state["last"])
+        self.see(last)
 
     def _kept(self, scores: Doubles) -> int:
         options = self.sampling
