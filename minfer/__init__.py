@@ -27,6 +27,8 @@ _HOMES = {
     "Move": "minfer.kv.cells",
     "Stats": "minfer.kv.cells",
     "Engine": "minfer.engine",
+    "Sampler": "minfer.models.sampling",
+    "Sampling": "minfer.models.sampling",
     "attention": "minfer.functional",
     "quantize": "minfer.functional",
     "dequantize": "minfer.functional",

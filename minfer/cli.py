@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from minfer import __version__, settings
+from minfer.commands.options import add_sampling
 from minfer.device import DeviceKind
 from minfer.errors import Refusal
 from minfer.ops import KINDS
@@ -146,9 +147,10 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         commands,
         "run",
         "run.run",
-        "continue a prompt with a model, greedily",
+        "continue a prompt with a model",
         '  minfer run smollm2 -p "The capital of France is" -n 16\n'
-        '  minfer run model.gguf -p "Tell me a story" --chat --cache-type q8_0\n'
+        '  minfer run model.gguf -p "Tell me a story" --chat --temp 0.8 --top-p 0.95 --seed 7\n'
+        '  minfer run smollm2 -p "The capital of France is" --stop . --logit-bias " Paris=-inf"\n'
         "  minfer run smollm2 -f prompt.txt --n-ctx 8192 --json",
     )
     p.add_argument("model", metavar="MODEL", help="a .gguf file or a name that was pulled")
@@ -163,6 +165,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     p.add_argument("--chat", action="store_true", help="wrap the prompt in the chat template")
     p.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     p.add_argument("--receipt", action="store_true", help="say which kernels ran, and why")
+    add_sampling(p)
 
 
 def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:

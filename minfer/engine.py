@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minfer import rope
+from minfer import generation, rope
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import Floats, KvFormat
+from minfer.generation import Generation
 from minfer.graph.builder import GraphBuilder
 from minfer.graph.cache import GraphCache
 from minfer.graph.nodes import Graph, Heads
@@ -20,10 +20,11 @@ from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
-from minfer.models import chat_template, llama
-from minfer.models.sampling import greedy
+from minfer.models import chat_prompt, llama
+from minfer.models.sampling import Sampler, Sampling
+from minfer.models.text_stream import TextStream
 from minfer.ops import DECODE, PREFILL
-from minfer.prompts import budget, checked_prompt, refuse_overflow
+from minfer.prompts import checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
 from minfer.timing import Timing
 from minfer.window import WindowMode
@@ -89,8 +90,8 @@ class Engine:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation in the model's own chat template, up to the answer.
 
-        messages: {"role": ..., "content": ...} each, both text. Refuses a model without a
-        template, a message without them, and one that spells a control token.
+        messages: {"role": ..., "content": ...} each, both text. Control tokens that they spell stay
+        text. Refuses a model without a template, and what `chat_prompt.encode` refuses.
         """
         if not isinstance(self.chat_template, str):
             raise Refusal(
@@ -98,7 +99,7 @@ class Engine:
                 f"{self.path.name} has no chat template; use a plain prompt",
                 {"path": str(self.path)},
             )
-        return chat_template.encode(messages, self.chat_template, self.tokenizer)
+        return chat_prompt.encode(messages, self.chat_template, self.tokenizer)
 
     @property
     def n_vocab(self) -> int:
@@ -169,18 +170,39 @@ class Engine:
         tokens: Sequence[int],
         max_tokens: int | None = None,
         *,
+        sampling: Sampling | Sampler | None = None,
         seq: int = 0,
         timing: Timing | None = None,
     ) -> Iterator[int]:
-        """Greedily continue `tokens`, one id at a time, until an end token or `max_tokens`.
+        """Continue `tokens`, one id at a time, until an end token or `max_tokens`.
 
-        Without `max_tokens` it goes on to the last cell. Refuses, before anything runs, an empty
-        prompt and one that does not fit; stops with an error at logits that are not finite. The
-        sequence is reserved if it is not there yet and keeps its rows afterwards.
+        Greedily without `sampling`; a `Sampler` goes on where it stands and tells its seed. Without
+        `max_tokens` it goes on to the last cell. Refuses, before anything runs, an empty prompt,
+        one that does not fit and biases for tokens that are none; stops with an error at logits
+        that are not finite. The sequence is reserved if it is not there yet and keeps its rows.
         """
-        ids = checked_prompt(tokens, self.n_vocab)
-        limit = budget(self.store, len(ids), max_tokens, seq)
-        return self._generate(ids, limit, seq, Timing() if timing is None else timing)
+        return generation.token_ids(self, tokens, max_tokens, sampling, seq, timing)
+
+    def stream(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        continues: bool = False,
+        sampling: Sampling | Sampler | None = None,
+        seq: int = 0,
+        timing: Timing | None = None,
+    ) -> Generation:
+        """The text that `generate` gives, in pieces, up to a stop string.
+
+        The token after a stop string is never run. continues: the text goes on from the prompt's,
+        rather than being an answer of its own: a space in front of it is kept. Refuses also an
+        empty stop string.
+        """
+        text = TextStream(self.tokenizer, stop, continues=continues)
+        ids = self.generate(tokens, max_tokens, sampling=sampling, seq=seq, timing=timing)
+        return Generation(ids, text, self.tokenizer.is_end, bounded=max_tokens is not None)
 
     def warm_up(self) -> None:
         """Compile, or load, the kernels that a prompt and its continuation need.
@@ -193,21 +215,6 @@ class Engine:
             self.prefill([0], WARM_UP_SEQ)
             self.decode(0, WARM_UP_SEQ)
             self.store.release(WARM_UP_SEQ)
-
-    def _generate(self, tokens: list[int], limit: int, seq: int, timing: Timing) -> Iterator[int]:
-        if not self.store.has(seq):
-            self.store.reserve(seq, self.store.n_ctx)
-        started = time.perf_counter()
-        logits = self.prefill(tokens, seq)
-        timing.add(PREFILL, len(tokens), time.perf_counter() - started)
-        for count in range(limit):
-            token = greedy(logits, position=self.store.written(seq) - 1)
-            yield token
-            if self.tokenizer.is_end(token) or count + 1 == limit:
-                return
-            started = time.perf_counter()
-            logits = self.decode(token, seq)
-            timing.add(DECODE, 1, time.perf_counter() - started)
 
     def _params(self, batch: Batch, mode: WindowMode, n_out: int) -> GraphParams:
         return GraphParams(

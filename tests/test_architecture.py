@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "engine"),
+    ("loading", "prompts", "generation", "engine"),
     ("commands",),
     ("cli",),
     ("__main__",),

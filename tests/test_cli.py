@@ -82,6 +82,48 @@ def test_chat_wraps_the_prompt(call, tiny_gguf: Path) -> None:
     assert len(told["prompt_tokens"]) > len(chat)
 
 
+def test_run_samples_by_a_seed_that_it_tells(call, tiny_gguf: Path) -> None:
+    flags = ("--temp", 20, "--top-k", 9, "--repeat-penalty", 1.5, "--repeat-last-n", 4)
+    first = json.loads(call("run", tiny_gguf, *RUN, *flags, "--json").out)
+    assert first["finish_reason"] == "length" and first["stop"] is None
+    wanted = {"temperature": 20.0, "top_k": 9, "repeat_penalty": 1.5, "repeat_last_n": 4}
+    assert first["sampling"].items() >= (wanted | {"top_p": 1.0, "logit_bias": {}}).items()
+    assert first["sampling"]["seed"] == first["seed"] >= 0
+    again = call("run", tiny_gguf, *RUN, *flags, "--seed", first["seed"])
+    assert again.out == first["text"] + "\n" and f"seed {first['seed']};" in again.err
+    greedy = json.loads(call("run", tiny_gguf, *RUN, "--json").out)
+    assert greedy["seed"] is None and greedy["tokens"] != first["tokens"]
+
+
+def test_run_ends_before_a_stop(call, tiny_gguf: Path) -> None:
+    text = json.loads(call("run", tiny_gguf, *RUN, "--json").out)["text"]
+    stop = text[1:3]
+    report = json.loads(call("run", tiny_gguf, *RUN, "--json", "--stop", stop).out)
+    assert (report["finish_reason"], report["stop"]) == ("stop", stop)
+    assert report["text"] == text[: text.index(stop)] and len(report["tokens"]) == 3
+    shown = call("run", tiny_gguf, *RUN, "--stop", "no such text", "--stop", stop).out
+    assert shown == report["text"] + "\n"
+
+
+def test_run_bans_a_token_by_id_or_text(call, tiny_gguf: Path) -> None:
+    first = json.loads(call("run", tiny_gguf, *RUN, "--json").out)["tokens"][0]
+    banned = json.loads(call("run", tiny_gguf, *RUN, "--json", "--logit-bias", f"{first}=-inf").out)
+    assert first not in banned["tokens"]
+    assert banned["sampling"]["logit_bias"] == {str(first): "-inf"}
+    forced = call("run", tiny_gguf, *RUN, "--json", "--logit-bias", "=the=9", "--stop", "=")
+    assert forced.code == 2 and "'=the' is 2 tokens" in forced.err
+    forced = call("run", tiny_gguf, *RUN, "--json", "--logit-bias", " cat=1000")
+    assert json.loads(forced.out)["text"] == " cat" * 5
+    ended = call("run", tiny_gguf, *RUN, "--json", "--logit-bias", "<|im_end|>=1000")
+    assert json.loads(ended.out)["finish_reason"] == "end"
+
+
+def test_typed_control_tokens_stay_text(call, tiny_gguf: Path) -> None:
+    typed = ("-p", "<|im_end|>\n<|im_start|>system\n", "--chat", "-n", 1, "--n-ctx", 128)
+    report = json.loads(call("run", tiny_gguf, *typed, "--json").out)
+    assert [i for i in report["prompt_tokens"] if i < 3] == [1, 2, 1]
+
+
 REFUSED = {
     "missing file": (("run", "nowhere.gguf", "-p", "x"), 2, "nowhere.gguf"),
     "n-ctx 0": (("run", "TINY", "-p", "x", "--n-ctx", 0), 2, "n_ctx 0 is below 1"),
@@ -99,7 +141,18 @@ REFUSED = {
     "unknown format": (("explain", "attn_map", "--fmt", "q9"), 2, "cache type 'q9'"),
     "no heads": (("explain", "attn_map", "--n-head", 0), 2, "n_head is 0"),
     "unknown model": (("pull", "gpt5"), 2, "smollm2"),
-    "unknown option": (("run", "TINY", "-p", "x", "--temp", 1), 2, "--temp"),
+    "temperature": (("run", "TINY", "-p", "x", "--temp", -1), 2, "temperature -1.0 is none of 0"),
+    "no number": (("run", "TINY", "-p", "x", "--temp", "warm"), 2, "invalid float value: 'warm'"),
+    "top-p": (("run", "TINY", "-p", "x", "--temp", 1, "--top-p", 2), 2, "top_p 2.0 is none of"),
+    "no temperature": (("run", "TINY", "-p", "x", "--top-k", 4), 2, "give --temp too"),
+    "seed": (("run", "TINY", "-p", "x", "--seed", -4), 2, "seed -4 is below 0"),
+    "empty stop": (("run", "TINY", "-p", "x", "--stop", ""), 2, "stop string ''"),
+    "bias": (("run", "TINY", "-p", "x", "--logit-bias", "5"), 2, "is not TOKEN=BIAS"),
+    "bias nan": (("run", "TINY", "-p", "x", "--logit-bias", "5=nan"), 2, "is not TOKEN=BIAS"),
+    "bias inf": (("run", "TINY", "-p", "x", "--logit-bias", "5=inf"), 2, "inf is none of -1000"),
+    "bias id": (("run", "TINY", "-p", "x", "--logit-bias", "289=1"), 2, "token 289 is above 288"),
+    "bias text": (("run", "TINY", "-p", "x", "--logit-bias", "zq=1"), 2, "is 2 tokens"),
+    "unknown option": (("run", "TINY", "-p", "x", "--beams", 1), 2, "--beams"),
     "no prompt": (("run", "TINY"), 2, "--prompt"),
 }
 

@@ -283,16 +283,14 @@ def test_scratch_is_refused_where_it_does_not_exist(
         list(load(tiny_gguf, "q8_0").generate(PROMPT, 2))
 
 
-def test_a_conversation_is_rendered_and_control_tokens_are_not_typed(tiny_gguf: Path) -> None:
+def test_a_conversation_is_rendered_and_typed_control_tokens_stay_text(tiny_gguf: Path) -> None:
     engine = load(tiny_gguf)
     tokens = engine.encode_chat([{"role": "user", "content": "hello"}])
     text = engine.tokenizer.decode(tokens, special=True)
     assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert tokens[0] == 1
-    with pytest.raises(Refusal, match=r"message 1 holds the control token '<\|im_end\|>'"):
-        engine.encode_chat(
-            [{"role": "user", "content": "a"}, {"role": "user", "content": "b<|im_end|>"}]
-        )
+    typed = engine.encode_chat([{"role": "user", "content": "b<|im_end|>"}])
+    assert [i for i in typed if i < 3] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +300,7 @@ def test_a_conversation_is_rendered_and_control_tokens_are_not_typed(tiny_gguf: 
         ({"content": "a"}, "message 0 has no text under 'role'"),
         ({"role": "user", "content": ["a"]}, "no text under 'content'"),
         ("hello", "no text under 'role'"),
-        ({"role": "<|im_end|>", "content": "a"}, "holds the control token"),
+        ({"role": "<|im_end|>", "content": "a"}, "no plain name"),
     ],
 )
 def test_a_message_without_its_texts_is_refused(

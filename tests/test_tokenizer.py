@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import Tiny, tiny_metadata, tiny_tokens
+from tiny_models import tiny_tokens
+from tiny_tokenizers import spm, tiny
 
 from minfer.errors import Damaged, Refusal
 from minfer.models.gguf import open_gguf
@@ -33,13 +34,6 @@ TEXTS = [
     "for i in range(10): x[i] += {'k': -1}  // 0xFF",
 ]
 DIGITS_OF_OTHER_SCRIPTS = "١٢٣٤ ½¼ Ⅻ １２３ ₁₂ १२३"
-
-
-def tiny(**changes: Any) -> Tokenizer:
-    """The tokenizer of a tiny model; `changes` by the last part of the key, None leaves it out."""
-    metadata = tiny_metadata(Tiny())
-    metadata |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
-    return Tokenizer.from_gguf({k: v for k, v in metadata.items() if v is not None})
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -109,6 +103,7 @@ def test_user_defined_tokens_are_always_found() -> None:
         *(tokens.index("the"), len(tokens) - 1, tokens.index("the")),
     ]
     assert tokenizer.decode([len(tokens) - 1]) == "<think now>"
+    assert tokenizer.controls("é<|im_end|><think now><|im_") == [(2, 1, 11)]
 
 
 def test_a_stream_holds_incomplete_characters() -> None:
@@ -251,24 +246,6 @@ def test_smollm2_by_hand(smollm2: Path) -> None:
 # --- SentencePiece BPE --------------------------------------------------------------------------
 
 
-def spm(**changes: Any) -> Tokenizer:
-    """A small SentencePiece vocabulary: unknown, two controls, 256 bytes, pieces by score."""
-    words = ["he", "ll", "llo", "hello", SPACE + "hello", SPACE + "h", SPACE + SPACE, "hel"]
-    letters = [SPACE, *"helo wr"[:4], "w", "r"]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokens += [*words, *letters]
-    metadata: dict[str, Any] = {
-        "model": "llama",
-        "tokens": tokens,
-        "scores": [0.0] * 259 + [-float(i) for i in range(len(words))] + [-1e9] * len(letters),
-        "token_type": [2, 3, 3] + [6] * 256 + [1] * (len(words) + len(letters)),
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "unknown_token_id": 0,
-    } | changes
-    return Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in metadata.items()})
-
-
 def test_spm_joins_by_score() -> None:
     tokenizer = spm()
     tokens = tokenizer._vocabulary.tokens
@@ -300,7 +277,16 @@ def test_spm_byte_tokens_are_checked() -> None:
         spm(tokens=tokens)
 
 
-def test_a_stream_keeps_the_space_of_a_word() -> None:
+def test_a_stream_drops_the_space_that_encoding_puts_in_front() -> None:
     tokenizer = spm()
+    ids = tokenizer.encode("hello hello")
     stream = tokenizer.stream()
-    assert [stream.push(i) for i in tokenizer.encode("hello")] == [" hello"]
+    assert (
+        [stream.push(i) for i in ids]
+        == ["hello", " hello"]
+        == [tokenizer.decode(ids[:1]), " hello"]
+    )
+    stream = tokenizer.stream(continues=True)
+    assert [stream.push(i) for i in ids] == [" hello", " hello"]
+    stream = spm(add_space_prefix=False).stream()
+    assert [stream.push(i) for i in ids] == [" hello", " hello"]

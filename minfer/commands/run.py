@@ -6,14 +6,18 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minfer.commands.options import biases_of, sampling_of
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
+from minfer.generation import Generation
 from minfer.kv.checks import whole_number
 from minfer.memory import human
+from minfer.models.sampling import Sampler, Sampling
 from minfer.ops import DECODE, PREFILL
 from minfer.pull import resolve_model
 from minfer.timing import Timing
@@ -22,7 +26,7 @@ from minfer.timing import Timing
 def run(args: argparse.Namespace) -> None:
     """Generate and print: text as it comes and a summary, or one JSON object."""
     whole_number(args.max_tokens, "-n", "10", low=1)
-    started, prompt = time.perf_counter(), _prompt(args)
+    sampling, started, prompt = sampling_of(args), time.perf_counter(), _prompt(args)
     if not prompt:
         raise Refusal("1", "the prompt has no tokens; give at least one character", {"tokens": 0})
     engine = Engine.load(
@@ -33,24 +37,30 @@ def run(args: argparse.Namespace) -> None:
         threads=args.threads,
         progress=not args.json and sys.stderr.isatty(),
     )
-    tokens = _tokens(engine, prompt, args)
-    generated = engine.generate(tokens, args.max_tokens, timing=(timing := Timing()))
+    biases = biases_of(args, engine.tokenizer)
+    sampler = Sampler(replace(sampling, logit_bias=biases), engine.n_vocab)
+    tokens, timing = _tokens(engine, prompt, args), Timing()
+    generation = engine.stream(
+        tokens,
+        args.max_tokens,
+        stop=args.stop,
+        continues=not _chat(args),
+        sampling=sampler,
+        timing=timing,
+    )
     engine.warm_up()
     loaded = time.perf_counter() - started
-    made: list[int] = []
-    stream = engine.tokenizer.stream()
-    text = ""
-    for token in generated:
-        made.append(token)
-        if not engine.tokenizer.is_end(token):
-            text += _show(stream.push(token), args)
-    text += _show(stream.finish(), args)
+    for piece in generation:
+        if not args.json:
+            print(piece, end="", flush=True)
     if args.json:
-        report = _report(engine, tokens, made, text, timing)
+        report = _report(engine, tokens, generation, sampler.sampling, timing)
         print(json.dumps({**report, "load_seconds": loaded}))
     else:
         print(flush=True)
-        print(f"loaded in {loaded:.1f} s; {_summary(engine, timing)}", file=sys.stderr)
+        seed = sampler.sampling.seed
+        drawn = "" if seed is None else f"seed {seed}; "
+        print(f"loaded in {loaded:.1f} s; {drawn}{_summary(engine, timing)}", file=sys.stderr)
         trained = engine.hp.n_ctx_train
         if engine.store.n_ctx > trained:
             print(f"note: the model was trained for {trained} positions", file=sys.stderr)
@@ -71,17 +81,15 @@ def _prompt(args: argparse.Namespace) -> str:
         ) from error
 
 
+def _chat(args: argparse.Namespace) -> bool:
+    return args.chat or args.system is not None
+
+
 def _tokens(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
-    if not args.chat and args.system is None:
+    if not _chat(args):
         return engine.encode(prompt)
     messages = [{"role": "system", "content": args.system}] if args.system else []
     return engine.encode_chat([*messages, {"role": "user", "content": prompt}])
-
-
-def _show(piece: str, args: argparse.Namespace) -> str:
-    if not args.json:
-        print(piece, end="", flush=True)
-    return piece
 
 
 def _summary(engine: Engine, timing: Timing) -> str:
@@ -97,12 +105,16 @@ def _summary(engine: Engine, timing: Timing) -> str:
 
 
 def _report(
-    engine: Engine, tokens: list[int], made: list[int], text: str, timing: Timing
+    engine: Engine, tokens: list[int], made: Generation, sampling: Sampling, timing: Timing
 ) -> dict[str, Any]:
     return {
         "prompt_tokens": tokens,
-        "tokens": made,
-        "text": text,
+        "tokens": made.tokens,
+        "text": made.text,
+        "finish_reason": made.finish_reason,
+        "stop": made.stop,
+        "seed": sampling.seed,
+        "sampling": sampling.as_dict(),
         "cache_type": engine.store.fmt.value,
         "cache_bytes": engine.cache_bytes(),
         "cache_bytes_f32": engine.cache_bytes(KvFormat.F32),

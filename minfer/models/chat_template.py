@@ -12,43 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minfer.errors import Refusal
-from minfer.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-
-
-def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a conversation, up to the answer.
-
-    messages: {"role": ..., "content": ...} each, both text. Refuses a message without them, and
-    one that spells a control token: it would end the turn it stands in.
-    """
-    for index, message in enumerate(messages):
-        _check(index, message, tokenizer)
-    bos, eos = (
-        "" if token is None else tokenizer.decode([token], special=True)
-        for token in (tokenizer.bos, tokenizer.eos)
-    )
-    text = render(messages, template, add_generation_prompt=True, bos=bos, eos=eos)
-    return tokenizer.encode(text, special=True)
-
-
-def _check(index: int, message: object, tokenizer: Tokenizer) -> None:
-    for key in ("role", "content"):
-        value = message.get(key) if isinstance(message, Mapping) else None
-        if not isinstance(value, str):
-            raise Refusal(
-                "0.2",
-                f"message {index} has no text under {key!r}; give a role and a content as text",
-                {"message": index, "key": key},
-            )
-        found = tokenizer.control_in(value)
-        if found is not None:
-            raise Refusal(
-                "0.3",
-                f"message {index} holds the control token {found!r}; take it out",
-                {"message": index, "token": found},
-            )
 
 
 def render(
@@ -58,11 +23,13 @@ def render(
     add_generation_prompt: bool,
     bos: str = "",
     eos: str = "",
+    now: datetime.datetime | None = None,
 ) -> str:
     """The prompt text of a conversation; encode it with `special=True`.
 
-    messages: {"role": ..., "content": ...} each. bos, eos: the texts of those tokens. Refuses a
-    template that does not compile, fails, or reaches out of its sandbox.
+    messages: {"role": ..., "content": ...} each. bos, eos: the texts of those tokens. now: the time
+    that templates write, default the clock's. Refuses a template that does not compile, fails, or
+    reaches out of its sandbox.
     """
     import jinja2
 
@@ -74,6 +41,7 @@ def render(
             eos_token=eos,
             tools=None,
             documents=None,
+            strftime_now=(now or datetime.datetime.now()).strftime,
         )
     except _Raised as error:
         raise _refusal(f"refuses these messages: {error}") from None
@@ -115,7 +83,6 @@ def _compile(template: str) -> Any:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(template)
 
 
@@ -134,7 +101,3 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise _Raised(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)

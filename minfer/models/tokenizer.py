@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from minfer.errors import Refusal
 from minfer.models.vocabulary import CONTROL, UNKNOWN, WHOLE_WORDS, Vocabulary
 
+Spelled: TypeAlias = tuple[int, int, int]  # a token, where it starts in a text, where it ends
 END_NAMES = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 
 
@@ -22,7 +23,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._plain = vocabulary.build(control=False)
+        self._plain = vocabulary.build()
         self._bytes = vocabulary.token_bytes()
         self.n_vocab = len(vocabulary.tokens)
         self.bos, self.eos = vocabulary.special_id("bos"), vocabulary.special_id("eos")
@@ -37,8 +38,14 @@ class Tokenizer:
         self.end_ids = frozenset(token for token in ends if token is not None)
 
     @functools.cached_property
-    def _special(self) -> Any:
-        return self._vocabulary.build(control=True)
+    def _finder(self) -> Any:
+        return self._vocabulary.finder()
+
+    @functools.cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """How control tokens are spelled."""
+        kinds = zip(self._vocabulary.tokens, self._vocabulary.types, strict=True)
+        return tuple(token for token, kind in kinds if kind == CONTROL and token)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -49,24 +56,30 @@ class Tokenizer:
         """
         return cls(Vocabulary(metadata))
 
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
+    def encode(self, text: str, *, special: bool | Sequence[Spelled] = False) -> list[int]:
         """Token ids of `text`, without bos.
 
         Control tokens spelled in `text` stay text, unless `special`, which is for text that a
-        chat template made. Refuses text that is no Unicode: a lone surrogate.
+        chat template made; a list says where they are control tokens. Refuses text that is no
+        Unicode: a lone surrogate.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise Refusal(
-                "0.2",
-                f"character {error.start} of the text is half of a surrogate pair; "
-                "pass text that was decoded from valid UTF-8",
-                {"character": error.start},
-            ) from None
-        chosen = self._special if special else self._plain
-        ids: list[int] = chosen.encode(text, add_special_tokens=False).ids
-        return ids
+        _refuse_surrogates(text)
+        ids: list[int] = []
+        done = 0
+        for token, start, end in self.controls(text) if special is True else special or ():
+            ids += self._plain.encode(text[done:start], add_special_tokens=False).ids
+            ids.append(token)
+            done = end
+        return ids + list(self._plain.encode(text[done:], add_special_tokens=False).ids)
+
+    def controls(self, text: str) -> list[Spelled]:
+        """The control tokens spelled in `text`: the leftmost first, the longest of one place."""
+        _refuse_surrogates(text)
+        found = self._finder.encode(text, add_special_tokens=False)
+        spelled = zip(
+            map(self._vocabulary.ids.__getitem__, found.tokens), found.offsets, strict=True
+        )
+        return [(i, *at) for i, at in spelled if self._vocabulary.types[i] == CONTROL]
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of whole tokens; broken UTF-8 becomes U+FFFD, as does a cut last character.
@@ -87,32 +100,46 @@ class Tokenizer:
         hidden = not special and self._vocabulary.types[token] in (CONTROL, UNKNOWN)
         return b"" if hidden else self._bytes[token]
 
-    def control_in(self, text: str) -> str | None:
-        """The first control token spelled in `text`, None where there is none."""
-        for token in self.encode(text, special=True):
-            if self._vocabulary.types[token] == CONTROL:
-                return str(self._vocabulary.tokens[token])
-        return None
+    def stream(self, *, continues: bool = False) -> Stream:
+        """Decodes token by token; the pieces joined are what `decode` gives.
 
-    def stream(self) -> Stream:
-        """Decodes token by token."""
-        return Stream(self)
+        continues: the text goes on from an earlier one, so that a space in front of it is kept.
+        """
+        return Stream(self, drop_space=self._vocabulary.space_prefix and not continues)
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends a generation: eos, eot, or a turn's end known by name."""
         return token in self.end_ids
 
 
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Refusal(
+            "0.2",
+            f"character {error.start} of the text is half of a surrogate pair; "
+            "pass text that was decoded from valid UTF-8",
+            {"character": error.start},
+        ) from None
+
+
 class Stream:
     """Text of tokens as they come; characters appear whole."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, drop_space: bool = False) -> None:
+        """drop_space: leave out a space that the text starts with."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._drop_space = drop_space
 
     def push(self, token: int) -> str:
         """The characters that `token` completes; bytes of an unfinished one wait."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+        text = self._decoder.decode(self._tokenizer.token_bytes(token))
+        if self._drop_space and text:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         """What is left: U+FFFD for an unfinished character, else nothing."""

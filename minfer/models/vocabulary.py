@@ -77,30 +77,43 @@ class Vocabulary:
                 "tokenizer.ggml.add_space_prefix is not supported for gpt2; use another model",
             )
 
-    def build(self, *, control: bool) -> Any:
-        """A `tokenizers.Tokenizer`; with `control`, it finds control tokens in the text."""
+    def build(self) -> Any:
+        """A `tokenizers.Tokenizer` that takes control tokens in a text for ordinary characters."""
         import tokenizers
 
-        built = tokenizers.Tokenizer(self._bpe(control) if self.model == "gpt2" else self._spm())
+        built = tokenizers.Tokenizer(self._bpe() if self.model == "gpt2" else self._spm())
         if self.model == "gpt2":
             built.pre_tokenizer = self._splits()
         else:
             built.normalizer = self._spaces()
-        kinds = (CONTROL, USER_DEFINED) if control else (USER_DEFINED,)
-        built.add_special_tokens(
-            [
-                tokenizers.AddedToken(token, normalized=False, special=True)
-                for token, kind in zip(self.tokens, self.types, strict=True)
-                if kind in kinds and token
-            ]
-        )
+        built.add_special_tokens(self._added(USER_DEFINED))
         return built
 
-    def _bpe(self, control: bool) -> Any:
-        """Without `control`, control tokens are no part of it, so that no text can reach them."""
+    def finder(self) -> Any:
+        """A `tokenizers.Tokenizer` of the control tokens, and those of users, that a text spells.
+
+        Everything else in the text gives no token.
+        """
+        import tokenizers
+
+        found = tokenizers.Tokenizer(tokenizers.models.BPE())
+        found.add_special_tokens(self._added(CONTROL, USER_DEFINED))
+        return found
+
+    def _added(self, *kinds: int) -> list[Any]:
+        from tokenizers import AddedToken
+
+        return [
+            AddedToken(token, normalized=False, special=True)
+            for token, kind in zip(self.tokens, self.types, strict=True)
+            if kind in kinds and token
+        ]
+
+    def _bpe(self) -> Any:
+        """Control tokens are no part of it, so that no text can reach them."""
         from tokenizers.models import BPE
 
-        ids = {t: i for t, i in self.ids.items() if control or self.types[i] != CONTROL}
+        ids = {t: i for t, i in self.ids.items() if self.types[i] != CONTROL}
         merges = []
         for merge in self._list("merges", str):
             left, _, right = merge.partition(" ")

@@ -1,0 +1,107 @@
+"""Arguments that several commands take: sampling and stop strings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+
+from minfer.errors import Refusal
+from minfer.models.sampling import Sampling
+from minfer.models.text_stream import checked_stops
+from minfer.models.tokenizer import Tokenizer
+
+NEED_A_TEMPERATURE = ("top_k", "top_p", "min_p")
+BIAS_FORM = "TOKEN=BIAS"
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The argument group "sampling"; `sampling_of` reads it back."""
+    group = parser.add_argument_group(
+        "sampling",
+        "Greedy unless --temp is above 0; every option is off until given.\n"
+        "A common choice: --temp 0.8 --top-k 40 --top-p 0.95 --min-p 0.05",
+    )
+
+    def number(flag: str, metavar: str, text: str, *, of: type = float) -> None:
+        group.add_argument(flag, type=of, metavar=metavar, help=text)
+
+    group.add_argument(
+        *("--temp", "--temperature"),
+        dest="temperature",
+        type=float,
+        metavar="T",
+        help="0 is greedy; default 0",
+    )
+    number("--top-k", "K", "only the K most probable tokens", of=int)
+    number("--top-p", "P", "only the fewest tokens that hold probability P")
+    number("--min-p", "P", "only tokens with P times the highest probability")
+    number("--repeat-penalty", "X", "divide logits of recent tokens, e.g. 1.1")
+    number("--presence-penalty", "X", "subtract from logits of recent tokens")
+    number("--frequency-penalty", "X", "subtract for each time a token was there")
+    number("--repeat-last-n", "N", "how many tokens are recent; default 64", of=int)
+    number("--seed", "N", "the same seed gives the same text; default a drawn one", of=int)
+    group.add_argument(
+        "--logit-bias",
+        action="append",
+        default=[],
+        metavar=BIAS_FORM,
+        help="add BIAS to a token's logit, -inf bans it; an id or its text; may be repeated",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be repeated",
+    )
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """The options of `add_sampling` but for biases, checked; `biases_of` needs the model."""
+    checked_stops(args.stop)
+    for token in args.logit_bias:
+        _split(token)
+    names = [field.name for field in dataclasses.fields(Sampling) if hasattr(args, field.name)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    del given["logit_bias"]
+    for name in NEED_A_TEMPERATURE:
+        if name in given and "temperature" not in given:
+            flag = f"--{name.replace('_', '-')}"
+            raise Refusal(
+                "0.3",
+                f"{flag} changes nothing without a temperature; give --temp too, e.g. --temp 0.8",
+                {"option": flag},
+            )
+    return Sampling(**given)
+
+
+def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float]:
+    """--logit-bias by token id. Refuses a text that is not exactly one token."""
+    biases: dict[int, float] = {}
+    for given in args.logit_bias:
+        token, bias = _split(given)
+        ids = [int(token)] if token.isdecimal() else tokenizer.encode(token, special=True)
+        if len(ids) != 1:
+            raise Refusal(
+                "0.3",
+                f"--logit-bias {given!r}: {token!r} is {len(ids)} tokens {ids}; name one by its id",
+                {"token": token, "ids": ids},
+            )
+        biases[ids[0]] = bias
+    return biases
+
+
+def _split(given: str) -> tuple[str, float]:
+    token, _, text = given.rpartition("=")
+    try:
+        bias = float(text)
+    except ValueError:
+        bias = math.nan
+    if token and not math.isnan(bias):
+        return token, bias
+    raise Refusal(
+        "0.3",
+        f"--logit-bias {given!r} is not {BIAS_FORM}, such as 42=-inf or ' Paris=3'",
+        {"given": given},
+    )
