@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "engine"),
+    ("loading", "prompts", "engine", "perplexity"),
     ("commands",),
     ("cli",),
     ("__main__",),
