@@ -140,10 +140,6 @@ def _add(
     return parser
 
 
-def _add_model(p: Parser) -> None:
-    p.add_argument("model", metavar="MODEL", help="a .gguf file or a pulled name such as smollm2")
-
-
 def _add_engine_options(p: Parser, n_ctx: str) -> None:
     """How a model is loaded; the same for every command that loads one."""
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
@@ -162,7 +158,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         '  minfer run model.gguf -p "Tell me a story" --chat --cache-type q8_0\n'
         "  minfer run smollm2 -f prompt.txt --n-ctx 8192 --json",
     )
-    _add_model(p)
+    p.add_argument("model", metavar="MODEL", help="a .gguf file or a pulled name such as smollm2")
     prompt = p.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
@@ -183,29 +179,14 @@ def _add_ppl(commands: argparse._SubParsersAction[Parser]) -> None:
         "  minfer ppl smollm2 novel.txt --compare f32,f16,q8_0\n"
         "  minfer ppl model.gguf novel.txt --n-ctx 1024 --stride 512 --json",
     )
-    _add_model(p)
-    p.add_argument("file", metavar="FILE", help="a text file in UTF-8, - for stdin")
-    _add_engine_options(
-        p, n_ctx="tokens of a window; default 512, or what the model was trained for"
-    )
-    p.add_argument(
-        "--stride",
-        type=int,
-        metavar="N",
-        help="begin a window every N tokens and score all of its new ones; "
-        "default: windows side by side, the second half of each is scored",
-    )
-    p.add_argument(
-        "--max-tokens", type=int, metavar="N", help="only the first N tokens of the text"
-    )
-    p.add_argument(
-        "--compare",
-        metavar="T,T",
-        help="cache types, such as f32,f16,q8_0; the first is the reference",
-    )
-    p.add_argument(
-        "--decode", action="store_true", help="feed every token through decode's kernels"
-    )
+    p.add_argument("model", metavar="MODEL", help="a .gguf file or a pulled name such as smollm2")
+    p.add_argument("file", metavar="FILE", help="a text in UTF-8, - for stdin")
+    _add_engine_options(p, n_ctx="tokens of a window; default 512, or as many as were trained")
+    stride = "from window to window, all new tokens scored; default: no overlap, the second half"
+    p.add_argument("--stride", type=int, metavar="N", help=stride)
+    p.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens")
+    p.add_argument("--compare", metavar="T,T", help="cache types; the first is the reference")
+    p.add_argument("--decode", action="store_true", help="feed tokens through decode's kernels")
 
 
 def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -173,9 +173,8 @@ def _report(task: Task, scores: list[list[Scores]], seconds: float) -> dict[str,
 def _table(task: Task, scores: list[list[Scores]]) -> str:
     """What was measured, then one line a format."""
     results, reference = summarize(scores), task.engines[0].store
-    done = f"{len(scores)} windows"
-    if len(scores) < len(task.windows):
-        done = f"the first {len(scores)} of {len(task.windows)} windows"
+    n, planned = len(scores), len(task.windows)
+    windows = str(n) if n == planned else f"the first {n} of {planned}"
     rows = [["cache", "perplexity", f"against {reference.fmt}"]]
     rows[0] += ["KL mean", "KL max", "top-1", "RMS dp"]
     for engine, result in zip(task.engines, results, strict=True):
@@ -183,8 +182,8 @@ def _table(task: Task, scores: list[list[Scores]]) -> str:
     if len(results) == 1:
         rows = [row[:2] for row in rows]
     return (
-        f"{results[0].n_scored} of {len(task.tokens)} tokens of {task.file} scored in {done} of "
-        f"{reference.n_ctx} tokens, {task.kind}\n{_aligned(rows)}"
+        f"{results[0].n_scored} of {len(task.tokens)} tokens of {task.file} scored by {task.kind}; "
+        f"windows of {reference.n_ctx} tokens: {windows}\n{_aligned(rows)}"
     )
 
 

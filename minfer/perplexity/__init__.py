@@ -9,7 +9,7 @@ the logits before them.
 
 from __future__ import annotations
 
-from minfer.perplexity.measure import measure
+from minfer.perplexity.feeding import measure
 from minfer.perplexity.scores import Result, Scores, Versus, log_softmax, score, summarize
 from minfer.perplexity.windows import DEFAULT_WINDOW, Window, cut
 
