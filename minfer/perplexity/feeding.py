@@ -35,15 +35,19 @@ def measure(
     every token as a generated one, up to 8 rows a batch, each equal to the row alone (6.2).
     Every engine needs as many free cells as a window has tokens; they are given back.
 
-    Refuses ids outside the vocabulary, vocabularies of different sizes, and, when they come,
-    logits that are not finite (contract 4.2).
+    Refuses ids outside the vocabulary, vocabularies of different sizes, windows outside the text,
+    and, when they come, logits that are not finite (contract 4.2).
     """
     check_kind(kind)
     sizes = sorted({engine.n_vocab for engine in engines})
     if len(sizes) != 1:
-        message = f"vocabularies of {sizes} tokens; compare engines of one model"
+        message = f"engines with vocabularies of {sizes} tokens; give one or more of one model"
         raise Refusal("10", message, {"n_vocab": sizes})
     ids = checked_prompt(tokens, sizes[0])
+    for window in windows:
+        if not 0 <= window.start < window.first < window.stop <= len(ids):
+            message = f"{window} does not lie in a text of {len(ids)} tokens; use cut"
+            raise Refusal("10", message, {"window": window, "tokens": len(ids)})
     return _measure(engines, ids, windows, kind)
 
 
@@ -52,10 +56,11 @@ def _measure(
 ) -> Iterator[list[Scores]]:
     start = engines[0].tokenizer.prompt_start
     limit = max(1, LOGITS_BYTES // (4 * engines[0].n_vocab * len(engines)))
+    longest = max((window.stop - window.start for window in windows), default=1)
     held: list[Engine] = []
     try:
         for engine in engines:
-            engine.store.reserve(SEQ, max(window.stop - window.start for window in windows))
+            engine.store.reserve(SEQ, longest)
             held.append(engine)
         for window in windows:
             text = [*start, *ids[window.start + len(start) : window.stop]]
