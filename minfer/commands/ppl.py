@@ -100,7 +100,7 @@ def _formats(args: argparse.Namespace) -> list[str | KvFormat | None]:
 def _text(name: str) -> str:
     """The text of a file as it stands, line ends included."""
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        data = Path(name).read_bytes() if name != "-" else _stdin()
     except OSError as error:
         what = f"cannot read the text from {name}: {error.strerror or error}"
         raise Refusal("0.2", what, {"path": name}) from error
@@ -115,6 +115,10 @@ def _text(name: str) -> str:
             "convert the text to UTF-8",
             {"path": name, "byte": error.start},
         ) from error
+
+
+def _stdin() -> bytes:
+    return sys.stdin.buffer.read() if sys.stdin else b""
 
 
 def _engines(args: argparse.Namespace, formats: Sequence[str | KvFormat | None]) -> list[Engine]:
