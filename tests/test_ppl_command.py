@@ -17,6 +17,8 @@ from tiny_models import read_in_transformers, write_tiny_gguf
 
 from minfer import Engine, cli
 from minfer.commands import ppl as command
+from minfer.models.gguf import open_gguf
+from minfer.models.tokenizer import Tokenizer
 from minfer.perplexity import cut, measure, summarize
 
 NOVEL = Path(__file__).parent / "data" / "austen-persuasion.txt"
@@ -242,7 +244,7 @@ def test_smollm2_on_a_novel(call, smollm2: Path) -> None:
     report = json.loads(call(*argv, "--compare", "f32,f16,q8_0").out)
     assert (report["tokens"], report["windows"]) == (512, 2)
     full, half, packed = report["results"]
-    tokens = Engine.load(smollm2, n_ctx=8).encode(NOVEL.read_text())[:512]
+    tokens = Tokenizer.from_gguf(open_gguf(smollm2).metadata).encode(NOVEL.read_text())[:512]
     model, nll = read_in_transformers(smollm2), []
     for start in (0, 256):
         fed = tokens[start : start + 256]
