@@ -18,7 +18,6 @@ from minfer.perplexity import Scores, Window, cut, feeding, log_softmax, measure
 from minfer.perplexity import scores as scores_module
 
 FORMATS = [fmt.value for fmt in KvFormat]
-NOVEL = Path(__file__).parent / "data" / "austen-persuasion.txt"
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(3, 289, 150)]
 
 
@@ -115,6 +114,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_a_row_is_scored_alike_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, came = [drawn(1, 30, 4099), drawn(2, 30, 4099)], list(range(30))
     whole = score(rows, came)
+    assert [len(own.nll) for own in score([part[:0] for part in rows], [])] == [0, 0]
     for values in (1, 3 * 4099, 7 * 4099 + 5):
         monkeypatch.setattr(scores_module, "BLOCK_VALUES", values)
         for own, other in zip(whole, score(rows, came), strict=True):

@@ -21,7 +21,8 @@ from minfer.models.gguf import open_gguf
 from minfer.models.tokenizer import Tokenizer
 from minfer.perplexity import cut, measure, summarize
 
-NOVEL = Path(__file__).parent / "data" / "austen-persuasion.txt"
+ROOT = Path(__file__).parent.parent
+NOVEL = ROOT / "tests" / "data" / "austen-persuasion.txt"
 FIELDS = ("nll", "perplexity", "perplexity_error", "n_scored")
 
 
@@ -258,3 +259,15 @@ def test_smollm2_on_a_novel(call, smollm2: Path) -> None:
     assert 0 < half["versus"]["kl_mean"] < 1e-5 < packed["versus"]["kl_mean"] < 3e-3
     assert half["versus"]["top1_agreement"] > 0.99
     assert packed["versus"]["top1_agreement"] > 0.95
+
+
+@pytest.mark.model
+def test_the_example_of_the_page_runs(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "perplexity.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "perplexity.md", "exec"), {})
+    perplexity, change, _ = capsys.readouterr().out.split()
+    assert 20 < float(perplexity) < 60 and abs(float(change)) < 1

@@ -64,12 +64,10 @@ def _measure(
             held.append(engine)
         for window in windows:
             text = [*start, *ids[window.start + len(start) : window.stop]]
-            parts = []
-            for piece in _pieces(window, limit, kind):
-                logits = [_logits(engine, text, piece, kind, window.start) for engine in engines]
-                if piece.n_out:
-                    came = text[piece.end - piece.n_out + 1 : piece.end + 1]
-                    parts.append(score(logits, came))
+            parts = [
+                _score_piece(engines, text, piece, kind, window.start)
+                for piece in _pieces(window, limit, kind)
+            ]
             yield [Scores.join(own) for own in zip(*parts, strict=True)]
     finally:
         for engine in held:
@@ -94,8 +92,16 @@ def _pieces(window: Window, limit: int, kind: str) -> Iterator[Piece]:
         begin = end
 
 
+def _score_piece(
+    engines: Sequence[Engine], text: list[int], piece: Piece, kind: str, start: int
+) -> list[Scores]:
+    """Feed a piece to every engine. start: where the window begins in the text."""
+    logits = [_logits(engine, text, piece, kind, start) for engine in engines]
+    return score(logits, text[piece.end - piece.n_out + 1 : piece.end + 1])
+
+
 def _logits(engine: Engine, text: list[int], piece: Piece, kind: str, start: int) -> Floats:
-    """Feed a piece; its logits [n_out, n_vocab]. start: where the window begins in the text."""
+    """Feed a piece to one engine; its logits [n_out, n_vocab]."""
     begin, end, n_out = piece
     batch = Batch([SEQ] * (end - begin), range(begin, end), kind, text[begin:end])
     rows = engine.forward(batch, max(1, n_out))

@@ -59,7 +59,7 @@ def score(logits: Sequence[Floats], targets: Sequence[int]) -> list[Scores]:
     step = max(1, BLOCK_VALUES // n_vocab)
     blocks = [
         _score_block([rows[at : at + step] for rows in logits], came[at : at + step])
-        for at in range(0, n, step)
+        for at in range(0, max(n, 1), step)
     ]
     return [Scores.join(parts) for parts in zip(*blocks, strict=True)]
 
