@@ -223,6 +223,8 @@ def test_pieces_are_bounded_and_score_every_token(limit: int, kind: str) -> None
         assert scored == list(range(window.first, window.stop))
         assert all(p.n_out <= limit for p in pieces)
         assert all(p.end - p.begin <= {"prefill": 512, "decode": 8}[kind] for p in pieces)
+    if (limit, kind) == (1000, "prefill"):
+        assert list(feeding._pieces(Window(100, 357, 612), limit, kind)) == [(0, 511, 255)]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
