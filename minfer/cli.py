@@ -1,4 +1,4 @@
-"""The command line: `minfer run | pull | explain | variants | devices`.
+"""The command line: `minfer run | ppl | pull | explain | variants | devices`.
 
 Exit codes (contract 0.2): 0 done, 2 refused, 3 damaged file, 70 internal error, 130 interrupted.
 """
@@ -115,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"minfer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     _add_run(commands)
+    _add_ppl(commands)
     _add_pull(commands)
     _add_explain(commands)
     _add_variants(commands)
@@ -142,6 +143,14 @@ def _add(
     return parser
 
 
+def _add_engine_options(p: Parser, n_ctx: str) -> None:
+    """How a model is loaded; the same for every command that loads one."""
+    p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
+    p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
+    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    p.add_argument("--threads", type=int, metavar="N", help="default all cores")
+
+
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     p = _add(
         commands,
@@ -158,14 +167,31 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
     p.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="default 64")
-    p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
-    p.add_argument("--n-ctx", type=int, metavar="N", help="cells of the cache; default 4096")
-    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
-    p.add_argument("--threads", type=int, metavar="N", help="default all cores")
+    _add_engine_options(p, n_ctx="cells of the cache; default 4096")
     p.add_argument("--chat", action="store_true", help="wrap the prompt in the chat template")
     p.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     p.add_argument("--receipt", action="store_true", help="say which kernels ran, and why")
     add_sampling(p)
+
+
+def _add_ppl(commands: argparse._SubParsersAction[Parser]) -> None:
+    p = _add(
+        commands,
+        "ppl",
+        "ppl.ppl",
+        "measure the perplexity of a text, and what a narrower cache does to it",
+        "  minfer ppl smollm2 novel.txt --cache-type q8_0\n"
+        "  minfer ppl smollm2 novel.txt --compare f32,f16,q8_0\n"
+        "  minfer ppl model.gguf novel.txt --n-ctx 1024 --stride 512 --json",
+    )
+    p.add_argument("model", metavar="MODEL", help="a .gguf file or a pulled name such as smollm2")
+    p.add_argument("file", metavar="FILE", help="a text in UTF-8, - for stdin")
+    _add_engine_options(p, n_ctx="tokens of a window; default 512, or as many as were trained")
+    stride = "from window to window, all new tokens scored; default: no overlap, the second half"
+    p.add_argument("--stride", type=int, metavar="N", help=stride)
+    p.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens")
+    p.add_argument("--compare", metavar="T,T", help="cache types; the first is the reference")
+    p.add_argument("--decode", action="store_true", help="feed tokens through decode's kernels")
 
 
 def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:

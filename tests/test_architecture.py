@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "generation", "engine"),
+    ("loading", "prompts", "generation", "engine", "perplexity"),
     ("commands",),
     ("cli",),
     ("__main__",),
