@@ -34,8 +34,7 @@ def seen(inputs: cases.Inputs) -> Int32:
     if inputs.op == "attn_window":
         runs = reference.runs_of(inputs.positions, runs)
     per_query = [
-        seen_cells(runs[i], int(pos), inputs.width)
-        for i, pos in enumerate(inputs.positions)
+        seen_cells(runs[i], int(pos), inputs.width) for i, pos in enumerate(inputs.positions)
     ]
     return np.unique(np.concatenate(per_query)).astype(np.int32)
 

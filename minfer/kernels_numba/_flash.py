@@ -218,9 +218,7 @@ def _tile_kernel(fmt: KvFormat) -> Any:
             n = segments(slots.runs, tile.first, pos, lo, hi, mine.segments)
             _see(tile, group, start, slots, mine.bounds)
             scores(n_groups, args, args.k + offset, start, lo, hi, n, mine)
-            _softmax_rows(
-                tile, group, start, slots, mine.bounds, args.factor, mine.weights, states
-            )
+            _softmax_rows(tile, group, start, slots, mine.bounds, args.factor, mine.weights, states)
             zero_bytes(address(acc), 4 * acc.size)
             values(n_groups, args, args.v + offset, start, lo, hi, n, mine, acc)
             bits = part

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.format import Floats, Int32, KvFormat, Region
-from minfer.kernels_numba._call import LAYOUTS, Call, Layout, Slots, frozen
+from minfer.kernels_numba._call import LAYOUTS, Call, Layout, Slots, frozen, where
 from minfer.kernels_numba._cell import head_bytes
 from minfer.kernels_numba._flash import attend_flash
 from minfer.kernels_numba.cells import load_cells
@@ -30,8 +30,8 @@ def attend_scratch(call: Call, tiles: Int32, threads: int) -> Floats:
         dims=call.dims._replace(
             row_bytes=k.row_bytes, head_bytes=head_bytes(KvFormat.F32, k.head_dim)
         ),
-        k=k.arrays[0].ctypes.data,
-        v=v.arrays[0].ctypes.data,
+        k=where(k.arrays[0]),
+        v=where(v.arrays[0]),
         layout=layout,
         regions=(k, v),
     )
@@ -73,4 +73,3 @@ def _seen(slots: Slots) -> NDArray[np.int64]:
     runs[..., 0] += drop
     runs[..., 1] -= drop
     return runs
-

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minfer.format import Floats, KvFormat
-from minfer.kernels_numba._call import Call, Slots, bounds, n_slots
+from minfer.kernels_numba._call import Call, Slots, bounds, n_slots, where
 from minfer.kernels_numba._gather import (
     SCORE_STRIDE,
     TILE,
@@ -165,7 +165,7 @@ def attend_split(call: Call, threads: int) -> Floats:
         dims=dims,
         k=call.k,
         v=call.v,
-        q=queries.ctypes.data,
+        q=where(queries),
         q_bytes=query_bytes(call.fmt, d),
         factor=call.factor,
         slots=call.layout.slots,

@@ -111,7 +111,7 @@ def attn_window_scratch(
     width: int,
     config: Config,
 ) -> Floats:
-    """q [n_q, n_head, d] to f32 of that shape; needs 8 * n_head_kv * d bytes a cell of the window."""
+    """q [n_q, n_head, d] to f32 of that shape; memory of 8 * n_head_kv * d bytes a cell seen."""
     call = prepare(
         NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=LANES
     )
