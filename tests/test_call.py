@@ -75,6 +75,20 @@ def test_a_scale_of_any_sign_multiplies_scores(name: str, fmt: KvFormat) -> None
     assert np.abs(launch(variant, level) - exact).max() < 1e-6
 
 
+@pytest.mark.parametrize("scale", [0.2, -0.2])
+@pytest.mark.parametrize("name", ["rows", "split", "flash"])
+def test_a_score_of_minus_infinity_weighs_nothing(name: str, scale: float) -> None:
+    case = cases.Case("lost", "decode", (1, 1), 64, ((300, 1),), cases.SPAN)
+    inputs = replace(cases.make(case, KvFormat.F32), scale=scale)
+    assert inputs.window.array is not None
+    first = int(inputs.window.array[0, 0])
+    keys = inputs.k.arrays[0].view(np.float32)
+    keys[first + 70] = np.sign(inputs.q[0, 0]) * np.float32(-3e38 * np.sign(scale))
+    out = launch(find("attn_window", name), inputs)
+    exact = reference.attn_window(*inputs.tensors(1), **inputs.scalars)
+    assert np.abs(out - exact).max() < 1e-6
+
+
 def test_a_small_call_wakes_no_other_worker() -> None:
     case = case_named("drafts")
     few = prepared(cases.make(case, KvFormat.F32))

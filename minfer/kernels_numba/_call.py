@@ -53,8 +53,9 @@ class Layout:
 
 
 class Call(NamedTuple):
-    """A checked call: arrays are contiguous and writable, so that their Numba types are known.
+    """A checked call.
 
+    q is contiguous and writable, the layout's arrays are read-only: their Numba types are known.
     k, v: addresses of cell 0; `regions` keeps what lies there alive.
     """
 
