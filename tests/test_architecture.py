@@ -97,7 +97,7 @@ def test_every_package_has_every_op_with_its_signature(op, package: str) -> None
 def test_attention_variants_come_in_pairs() -> None:
     table = registry.collect("minfer.kernels_numba")
     names = {op: [v.name for v in table[op]] for op in ("attn_window", "attn_map")}
-    assert names["attn_window"] == names["attn_map"] == ["rows", "split", "flash"]
+    assert names["attn_window"] == names["attn_map"] == ["rows", "split", "flash", "scratch"]
 
 
 BLOCKED = """

@@ -294,7 +294,7 @@ def test_variants_lists_every_op(call) -> None:
     for name in ("attn_window_rows", "attn_map_flash", "matvec_lanes", "quantize_q8_0_blocks"):
         assert name in text
     rows = json.loads(call("variants", "attn_window", "--json").out)["variants"]
-    assert [row["variant"] for row in rows] == ["rows", "split", "flash"]
+    assert [row["variant"] for row in rows] == ["rows", "split", "flash", "scratch"]
 
 
 def test_devices_says_what_is_here(call) -> None:

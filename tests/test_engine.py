@@ -14,6 +14,7 @@ from minfer import Batch, Engine, loading, memory
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.graph.run import output_rows
+from minfer.registry import ATTENTION
 from minfer.timing import Timing
 
 FORMATS = [fmt.value for fmt in KvFormat]
@@ -274,13 +275,29 @@ def test_a_load_that_would_not_fit_is_refused_before_it_starts(
         load(tiny_gguf, n_ctx=1 << 20)
 
 
-def test_scratch_is_refused_where_it_does_not_exist(
+def attention_of(engine: Engine) -> set[tuple[str, str]]:
+    """(kind, variant) of the attention nodes that ran."""
+    return {(r.shape.kind, r.variant) for r in engine.receipts() if r.op in ATTENTION}
+
+
+def test_a_flag_reads_a_q8_0_cache_through_scratch(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = {fmt: load(tiny_gguf, fmt) for fmt in FORMATS}
+    plain = {fmt: run(engine, PROMPT, 2) for fmt, engine in before.items()}
     monkeypatch.setenv("MINFER_NO_FUSED_Q8_KV", "1")
-    assert len(list(load(tiny_gguf, "f32").generate(PROMPT, 2))) == 2
-    with pytest.raises(Refusal, match="no variant 'scratch'"):
-        list(load(tiny_gguf, "q8_0").generate(PROMPT, 2))
+    after = {fmt: load(tiny_gguf, fmt) for fmt in FORMATS}
+    flagged = {fmt: run(engine, PROMPT, 2) for fmt, engine in after.items()}
+    for fmt in ("f32", "f16"):
+        assert np.array_equal(flagged[fmt], plain[fmt])
+        assert attention_of(after[fmt]) == {("prefill", "flash"), ("decode", "split")}
+    assert attention_of(after["q8_0"]) == {("prefill", "scratch"), ("decode", "scratch")}
+    # The query is no longer rounded, the cache still is.
+    error = np.abs(flagged["q8_0"][0] - plain["q8_0"][0]).max() / np.abs(plain["f32"][0]).max()
+    assert 0 < error < 6 / 254
+    cut = load(tiny_gguf, "q8_0", threads=1)
+    cut.store.reserve(0, 48)
+    assert np.array_equal(cut.prefill(PROMPT, 0, chunk=3), flagged["q8_0"][0])
 
 
 def test_a_conversation_is_rendered_and_typed_control_tokens_stay_text(tiny_gguf: Path) -> None:

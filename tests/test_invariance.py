@@ -20,7 +20,7 @@ import pytest
 
 from minfer import cases, registry, window
 from minfer.cases import CAUSAL, RUNS, SPAN, Case, Rows, Spans
-from minfer.format import KvFormat
+from minfer.format import BLOCK, KvFormat
 from minfer.ops import DECODE, PREFILL, Variant
 from minfer.window import CellSpan, WindowMode
 
@@ -28,15 +28,17 @@ SETUPS = [
     (kind, v.name, fmt)
     for kind in (DECODE, PREFILL)
     for v in registry.variants("attn_map", "cpu")
-    if v.invariant and v.default and kind in (v.limits.kinds or (DECODE, PREFILL))
+    if v.invariant and kind in (v.limits.kinds or (DECODE, PREFILL))
     for fmt in v.formats
 ]
 for_every_variant = pytest.mark.parametrize(("kind", "name", "fmt"), SETUPS, ids=lambda x: str(x))
 HEADS, HEAD_DIM = (6, 2), 64
 
 
-def sequence(seed: int, first: int, n: int, heads: tuple[int, int] = HEADS) -> Rows:
-    case = Case("one", DECODE, heads, HEAD_DIM, ((first, n),))
+def sequence(
+    seed: int, first: int, n: int, heads: tuple[int, int] = HEADS, head_dim: int = HEAD_DIM
+) -> Rows:
+    case = Case("one", DECODE, heads, head_dim, ((first, n),))
     return cases.rows(np.random.default_rng(seed), case)[0]
 
 
@@ -199,6 +201,38 @@ def test_one_to_eight_rows_of_a_group(
             alone = part(rows, 520 - n + i, 521 - n + i)
             out = attend(name, fmt, kind, [alone], [at(0, len(alone.k))], CAUSAL)
             assert same_bits(together[i], out[0])
+
+
+SIZES = [
+    (*setup, head_dim, width)
+    for setup in SETUPS
+    for head_dim in cases.HEADS_OF_DIM
+    for width in cases.WIDTHS
+    if setup[2] is not KvFormat.Q8_0 or head_dim % BLOCK == 0
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "fmt", "head_dim", "width"), SIZES, ids=str)
+def test_every_head_size(kind: str, name: str, fmt: KvFormat, head_dim: int, width: int) -> None:
+    """Modes, placement, chunks down to one row, batch mates and threads, for every head_dim."""
+    heads = cases.HEADS_OF_DIM[head_dim]
+    first, n = (521, 3) if kind == DECODE else (505, 20)
+    rows, mate = sequence(1, first, n, heads, head_dim), sequence(2, 37, 5, heads, head_dim)
+    length = first + n
+    base = attend(name, fmt, kind, [rows], [at(0, length)], CAUSAL, width=width)
+    assert np.isfinite(base).all()
+    out = attend(name, fmt, kind, [rows], [at(37, length)], SPAN, width=width, clip=width)
+    assert same_bits(out, base)
+    spans = scattered(head_dim, [len(mate.k), length], 3)
+    out = attend(name, fmt, kind, [mate, rows], spans, RUNS, width=width, threads=1)
+    assert same_bits(out[len(mate.q) :], base)
+    for begin, end in ((0, 1), (1, 2), (2, 3), (3, 10), (10, 20)):
+        if end > n:
+            break
+        some = Rows(rows.q[begin:end], rows.k[: first + end], rows.v[: first + end])
+        spans = scattered(begin, [first + end], 4)
+        out = attend(name, fmt, kind, [some], spans, RUNS, width=width, block_m=8)
+        assert same_bits(out, base[begin:end])
 
 
 @for_every_variant

@@ -6,6 +6,7 @@ The kernel's error may be twice what float32 numpy makes of the same rounded inp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +24,18 @@ from minfer.window import PARTITION
 
 OPS = ("attn_window", "attn_map")
 CAP = {KvFormat.F32: 1e-5, KvFormat.F16: 5e-4, KvFormat.Q8_0: 2e-2}  # of max |v|
-MATRIX = [
-    pytest.param(v, fmt, case, id=f"{op}-cpu-{v.name}-{fmt}-{case.name}")
-    for op in OPS
-    for v in registry.variants(op, "cpu")
-    for fmt in v.formats
-    for case in cases.CASES
-    if case.mode.op == op and case.fits(fmt) and v.limits.why_not(case.shape) is None
-]
+
+
+def matrix(of: Sequence[cases.Case]) -> list[Any]:
+    """Every variant and format of every case that it takes."""
+    return [
+        pytest.param(v, fmt, case, id=f"{op}-cpu-{v.name}-{fmt}-{case.name}")
+        for op in OPS
+        for v in registry.variants(op, "cpu")
+        for fmt in v.formats
+        for case in of
+        if case.mode.op == op and case.fits(fmt) and v.limits.why_not(case.shape) is None
+    ]
 
 
 def config(variant: Variant, **overrides: Any) -> dict[str, Any]:
@@ -76,7 +81,7 @@ def errors(variant: Variant, fmt: KvFormat, inputs: cases.Inputs, out: Any) -> t
     return np.abs(out - exact).max(), np.abs(single - exact).max()
 
 
-@pytest.mark.parametrize(("variant", "fmt", "case"), MATRIX)
+@pytest.mark.parametrize(("variant", "fmt", "case"), matrix(cases.CASES))
 def test_attention_stays_within_the_error_of_float32(
     variant: Variant, fmt: KvFormat, case: cases.Case
 ) -> None:
@@ -87,6 +92,25 @@ def test_attention_stays_within_the_error_of_float32(
     assert ours <= 2 * single + 1e-6
     unrounded = getattr(reference, inputs.op)(*inputs.tensors(32), **inputs.scalars)
     assert np.abs(out - unrounded).max() <= CAP[fmt] * visible_max(inputs)
+
+
+SIZED = [p for p in matrix(cases.SIZED_CASES) if p.values[0].name in ("split", "flash")]
+
+
+@pytest.mark.parametrize(("variant", "fmt", "case"), SIZED)
+def test_every_head_size_mode_and_width(variant: Variant, fmt: KvFormat, case: cases.Case) -> None:
+    inputs = cases.make(case, fmt)
+    ours, single = errors(variant, fmt, inputs, launch(variant, inputs))
+    assert ours <= 2 * single + 1e-6
+
+
+@pytest.mark.parametrize(("variant", "fmt", "case"), matrix(cases.LOUD_CASES))
+def test_large_scores_stay_within_the_error_of_float32(
+    variant: Variant, fmt: KvFormat, case: cases.Case
+) -> None:
+    inputs = cases.make(case, fmt)
+    ours, single = errors(variant, fmt, inputs, launch(variant, inputs))
+    assert ours <= 2 * single + 1e-6
 
 
 @pytest.mark.parametrize("name", ["rows", "flash"])
@@ -203,7 +227,7 @@ def test_split_scores_have_the_bits_of_dot_q8_0(heads: int) -> None:
 
     @numba.njit
     def run(heads, k, stride, q, out):  # type: ignore[no-untyped-def]
-        scores(heads, address(k), stride, address(q), 96, np.float32(1), address(out), 0)
+        scores(heads, address(k), stride, address(q), 96, address(out), 0)
 
     run(heads, cells, cells.shape[1], packed, out)
     assert np.array_equal(out[:, :16], expected_scores(queries, keys))
@@ -222,13 +246,16 @@ def test_flash_scores_have_the_bits_of_dot_q8_0() -> None:
     def run(k, stride, q, q_stride, panel, out):  # type: ignore[no-untyped-def]
         for tile in range(2):
             pack(address(k) + 16 * tile * stride, stride, address(panel) + 64 * tile, 96)
-        score(address(q), q_stride, 96, address(panel), address(out), np.float32(1))
+        score(address(q), q_stride, 96, address(panel), address(out))
 
     run(cells, cells.shape[1], packed, packed.shape[1], panel, out)
     assert np.array_equal(out[:, :32], expected_scores(queries, keys))
 
 
 # -- partitions and their tree (contract 6.3c) ----------------------------------------------------
+
+
+FACTOR = np.float32(0.3)
 
 
 def joined(states: Any, acc: Any, first: int, begin: int, size: int) -> int | None:
@@ -241,7 +268,7 @@ def joined(states: Any, acc: Any, first: int, begin: int, size: int) -> int | No
     half = size // 2
     a, b = (joined(states, acc, first, at, half) for at in (begin, begin + half))
     if a is not None and b is not None:
-        _softmax.join(states[a, 0], acc[a, 0], states[b, 0], acc[b, 0])
+        _softmax.join(states[a, 0], acc[a, 0], states[b, 0], acc[b, 0], FACTOR)
     return b if a is None else a
 
 
@@ -252,7 +279,7 @@ def test_partitions_join_in_one_tree_over_aligned_groups(first: int, n: int) -> 
     acc = rng.standard_normal((n, 1, 24)).astype(np.float32)
     expected_states, expected = states.copy(), acc.copy()
     assert joined(expected_states, expected, first, 0, 32) == 0
-    _softmax.join_partitions(states, acc, 0, first, first + n - 1)
+    _softmax.join_partitions(states, acc, 0, first, first + n - 1, FACTOR)
     assert np.array_equal(states[0], expected_states[0])
     assert np.array_equal(acc[0], expected[0])
 
@@ -285,7 +312,7 @@ def refused(rule: str, op: str, name: str, *tensors: Any, **scalars: Any) -> str
     return caught.value.message
 
 
-@pytest.mark.parametrize("name", ["rows", "split", "flash"])
+@pytest.mark.parametrize("name", ["rows", "split", "flash", "scratch"])
 def test_calls_that_do_not_fit_are_refused(name: str) -> None:
     inputs = cases.make(case_named("batch"), KvFormat.F32)
     q, k, v, positions, runs, tiles = inputs.tensors(32)
@@ -317,7 +344,7 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
     assert "runs" in refused("2.2", "attn_window", name, q, k, v, positions, runs, tiles, **how)
 
 
-@pytest.mark.parametrize("name", ["split", "flash"])
+@pytest.mark.parametrize("name", ["split", "flash", "scratch"])
 def test_a_head_dim_between_vectors_is_refused(name: str) -> None:
     case = cases.Case("odd", "prefill", (2, 1), 40, ((3, 2),), cases.CAUSAL)
     inputs = cases.make(case, KvFormat.F32)
@@ -340,7 +367,7 @@ def test_tiles_that_do_not_hold_one_sequence_are_refused() -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["rows", "split", "flash"])
+@pytest.mark.parametrize("name", ["rows", "split", "flash", "scratch"])
 def test_an_empty_call_returns_an_empty_array(op: str, name: str) -> None:
     inputs = cases.make(case_named("batch"), KvFormat.F32)
     q, k, v, positions, runs, tiles = inputs.tensors(32)

@@ -46,11 +46,22 @@ def test_a_name_is_obeyed_or_refused() -> None:
     receipt = choose(variant="rows", shape=Shape(kind=DECODE)).receipt
     assert (receipt.variant, receipt.reason) == ("rows", "asked for by name")
     assert dict(receipt.refused)["split"] == "rows was asked for by name"
-    with pytest.raises(Refusal, match="no variant 'fast' on cpu; there are rows, split, flash"):
+    with pytest.raises(Refusal, match="no variant 'fast' on cpu; there are rows, split, flash, sc"):
         choose(variant="fast")
     with pytest.raises(Refusal, match="is for prefill, not decode") as refused:
         choose(variant="flash", shape=Shape(kind=DECODE))
     assert refused.value.rule == "6.6"
+
+
+def test_a_flag_that_a_device_cannot_obey_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry.variants
+    without = [v for v in known("attn_window") if v.name != "scratch"]
+    monkeypatch.setattr(registry, "variants", lambda op, device: without)
+    monkeypatch.setenv("MINFER_NO_FUSED_Q8_KV", "1")
+    assert choose(fmt="f16").variant.name == "flash"
+    assert choose(fmt="q8_0", variant="rows").variant.name == "rows"
+    with pytest.raises(Refusal, match="MINFER_NO_FUSED_Q8_KV=1 asks for it, unset it"):
+        choose(fmt="q8_0")
 
 
 def test_unknown_ops_devices_and_tunables_are_refused() -> None:

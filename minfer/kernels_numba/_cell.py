@@ -25,7 +25,7 @@ from minfer.kernels_numba._emit import (
 )
 from minfer.kernels_numba._ir import intrinsic_of
 
-CHAIN = 64  # elements of a head row that one fma chain of a score covers; part of the answer
+CHAIN = 32  # elements of a head row that one fma chain of a score covers; part of the answer
 CODES = 2  # byte offset of a block's codes
 FLIP = -0x7F7F7F80  # 0x80808080: int8 to uint8, 128 added to each byte
 F16_NAN, F16_INF, F32_INF = 0x7E00, 0x7C00, 0x7F800000

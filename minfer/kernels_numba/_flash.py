@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minfer.format import Floats, Int32, KvFormat
-from minfer.kernels_numba._call import Call, Slots, check_tiles
+from minfer.kernels_numba._call import Call, Slots, ordered_tiles
 from minfer.kernels_numba._cell import LOAD_ROW
 from minfer.kernels_numba._gather import (
     SCORE_STRIDE,
@@ -36,7 +36,7 @@ from minfer.kernels_numba._panels import (
 )
 from minfer.kernels_numba._query import pack_row, query_bytes
 from minfer.kernels_numba._softmax import finish, join, softmax_row
-from minfer.kernels_numba._workers import Worker, n_workers, read, run
+from minfer.kernels_numba._workers import Worker, read, run
 from minfer.ops import Tunable
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
@@ -76,7 +76,7 @@ def _see(tile, group, start, slots, bounds):
 
 
 @kernel
-def _softmax_rows(tile, group, start, slots, bounds, weights, states):
+def _softmax_rows(tile, group, start, slots, bounds, factor, weights, states):
     """Softmax of every row of the tile over one partition; rows that see none of it: l = 0."""
     row = 0
     for query in range(tile.first, tile.first + tile.n):
@@ -86,7 +86,7 @@ def _softmax_rows(tile, group, start, slots, bounds, weights, states):
             at, seen = address(weights) + row * SCORE_STRIDE, bounds[row // ROWS]
             if lo < hi:  # weights are read as far as any row of the group sees
                 begin, end = seen[0] // TILE, (seen[1] + TILE - 1) // TILE
-                softmax_row(at, begin, end, lo, hi, address(states) + 8 * row)
+                softmax_row(at, begin, end, lo, hi, factor, address(states) + 8 * row)
             else:
                 states[row, 0], states[row, 1] = -np.inf, 0
                 zero_bytes(at, SCORE_STRIDE)
@@ -109,7 +109,7 @@ def _add_rows(n_groups, d, start, bounds, weights, table, n, values, stride, acc
 
 
 @kernel
-def _join_rows(states, acc, a, b, n):
+def _join_rows(states, acc, a, b, n, factor):
     """Row by row, state b of the stack joins state a; a side that saw no key is skipped."""
     for row in range(n):
         if states[b, row, 1] == 0:
@@ -118,7 +118,7 @@ def _join_rows(states, acc, a, b, n):
             states[a, row, 0], states[a, row, 1] = states[b, row, 0], states[b, row, 1]
             copy_bytes(address(acc[b, row]), address(acc[a, row]), 4 * acc.shape[2])
         else:
-            join(states[a, row], acc[a, row], states[b, row], acc[b, row])
+            join(states[a, row], acc[a, row], states[b, row], acc[b, row], factor)
 
 
 @kernel
@@ -174,7 +174,7 @@ def _score_kernel(fmt: KvFormat) -> Any:
                 if mine.bounds[i, 0] < at + keys and at < mine.bounds[i, 1]:
                     query = address(mine.queries) + i * ROWS * q_bytes
                     out = address(mine.weights) + i * ROWS * SCORE_STRIDE + 4 * at
-                    score(query, q_bytes, d, panel, out, args.scale)
+                    score(query, q_bytes, d, panel, out)
 
     return scores
 
@@ -218,17 +218,17 @@ def _tile_kernel(fmt: KvFormat) -> Any:
             n = segments(slots.runs, tile.first, pos, lo, hi, mine.segments)
             _see(tile, group, start, slots, mine.bounds)
             scores(n_groups, args, args.k + offset, start, lo, hi, n, mine)
-            _softmax_rows(tile, group, start, slots, mine.bounds, mine.weights, states)
+            _softmax_rows(tile, group, start, slots, mine.bounds, args.factor, mine.weights, states)
             zero_bytes(address(acc), 4 * acc.size)
             values(n_groups, args, args.v + offset, start, lo, hi, n, mine, acc)
             bits = part
             while bits & 1:
-                _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows)
+                _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows, args.factor)
                 depth, bits = depth - 1, bits >> 1
             depth += 1
         while depth > 1:
             depth -= 1
-            _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows)
+            _join_rows(mine.states, mine.acc, depth - 1, depth, n_rows, args.factor)
         for row in range(n_rows):
             target = args.out[tile.first + row // group, kv * group + row % group]
             finish(mine.acc[0, row], mine.states[0, row, 1], target)
@@ -244,7 +244,7 @@ class Args(NamedTuple):
     v: int
     q: Any  # float32 [n_q, n_head, d]
     q_bytes: int  # of one packed head row
-    scale: Any
+    factor: Any
     slots: Slots
     tiles: Any  # int64 [n, 2], heavy ones first
     counter: Any  # int64 [1], next (tile, KV head)
@@ -283,18 +283,18 @@ def attend_flash(call: Call, tiles: Int32, threads: int) -> Floats:
     out = call.empty_out()
     if not len(out):
         return out
-    ordered = check_tiles(tiles, call.slots)
+    ordered, threads = ordered_tiles(tiles, call.layout), call.workers(threads)
     args = Args(
         dims=call.dims,
         k=call.k,
         v=call.v,
         q=call.q,
         q_bytes=query_bytes(call.fmt, call.dims.head_dim),
-        scale=call.scale,
-        slots=call.slots,
+        factor=call.factor,
+        slots=call.layout.slots,
         tiles=ordered,
         counter=np.zeros(1, np.int64),
-        scratch=_scratch(call, n_workers(threads), int(ordered[:, 1].max())),
+        scratch=_scratch(call, threads, int(ordered[:, 1].max())),
         out=out,
     )
     run(threads, WORKERS[call.fmt], None, args)
@@ -305,7 +305,7 @@ def _scratch(call: Call, n: int, block_m: int) -> Scratch:
     """Working memory of n workers for tiles of at most `block_m` queries."""
     fmt, dims, d = call.fmt, call.dims, call.dims.head_dim
     rows = -(-block_m * (dims.n_head // dims.n_head_kv) // ROWS) * ROWS
-    depth = int(call.slots.positions.max() // PARTITION).bit_length() + 2
+    depth = int(call.layout.slots.positions.max() // PARTITION).bit_length() + 2
     decoded = 0 if fmt is KvFormat.F32 else PARTITION * d
     panels = PARTITION // panel_keys(fmt) * panel_bytes(fmt, d)
     return Scratch(

@@ -29,7 +29,7 @@ def _prefetch(e: Emitter, address: Any, size: int) -> None:
 
 def _lane_scores(e: Emitter, fmt: KvFormat, heads: int, *args: Any) -> None:
     """f32 and f16: sixteen partial sums over d per score, then a fixed tree; four keys at once."""
-    k, stride, q, d, scale, out, ahead = args
+    k, stride, q, d, out, ahead = args
     size, steps = head_bytes(fmt, LANES), e.builder.udiv(d, e.index(LANES))
     with e.loop(TILE // 4) as quarter:
         rows = e.rows(e.add(k, e.mul(quarter, e.mul(stride, 4))), stride, 4)
@@ -45,13 +45,12 @@ def _lane_scores(e: Emitter, fmt: KvFormat, heads: int, *args: Any) -> None:
                     e.set(total, e.fma(key, query, e.get(total)))
         for head in range(heads):
             four = e.sums_of_four([e.get(total) for total in sums[head]])
-            scaled = e.builder.fmul(four, e.splat(scale, 4))
-            e.store(scaled, out, e.add(head * SCORE_STRIDE, e.mul(quarter, 16)))
+            e.store(four, out, e.add(head * SCORE_STRIDE, e.mul(quarter, 16)))
 
 
 def _block_scores(e: Emitter, heads: int, *args: Any) -> None:
     """q8_0: lane r is key r, so block sums are exact int32 and blocks add up in index order."""
-    k, stride, q, d, scale, out, ahead = args
+    k, stride, q, d, out, ahead = args
     build, blocks = e.builder, e.builder.udiv(d, e.index(BLOCK))
     totals = [e.variable(e.const(VF, 0.0)) for _ in range(heads)]
     with e.loop(blocks) as block:
@@ -66,11 +65,11 @@ def _block_scores(e: Emitter, heads: int, *args: Any) -> None:
             term = build.fmul(build.sitofp(isum, VF), scale_qk)
             e.set(totals[head], build.fadd(e.get(totals[head]), term))
     for head in range(heads):
-        e.store(build.fmul(e.get(totals[head]), e.splat(scale)), out, head * SCORE_STRIDE)
+        e.store(e.get(totals[head]), out, head * SCORE_STRIDE)
 
 
 def scores(fmt: KvFormat) -> Any:
-    """Intrinsic (heads, k, stride, q, d, scale, out, ahead): scores of 16 keys, 1 to 4 heads."""
+    """Intrinsic (heads, k, stride, q, d, out, ahead): scores of 16 keys, 1 to 4 heads."""
 
     def emit(e: Emitter, heads: Any, *args: Any) -> None:
         for count in range(1, GROUP + 1):
@@ -80,7 +79,7 @@ def scores(fmt: KvFormat) -> Any:
                 else:
                     _lane_scores(e, fmt, count, *args)
 
-    return intrinsic_of("pppppfpp:v", emit)
+    return intrinsic_of("ppppppp:v", emit)
 
 
 # -- weights times values -------------------------------------------------------------------------

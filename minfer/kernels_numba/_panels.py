@@ -76,9 +76,7 @@ def multiply(
                 e.set(slot, e.fma(left, column, e.get(slot)))
 
 
-def _score_elements(
-    e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any, scale: Any
-) -> None:
+def _score_elements(e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any) -> None:
     """Six rows against 64 keys: one fma chain per CHAIN elements of d, the chains added in order.
 
     One chain over all of d would lose two more bits at a head_dim of 256.
@@ -100,13 +98,10 @@ def _score_elements(
                 e.set(total, e.builder.fadd(e.get(total), e.get(more)))
     for row, line in enumerate(totals):
         for i, total in enumerate(line):
-            scaled = e.builder.fmul(e.get(total), e.splat(scale))
-            e.store(scaled, out, row * SCORE_STRIDE + 64 * i)
+            e.store(e.get(total), out, row * SCORE_STRIDE + 64 * i)
 
 
-def _score_blocks(
-    e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any, scale: Any
-) -> None:
+def _score_blocks(e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any) -> None:
     """Six rows against 32 keys by contract 4.5: exact block sums, blocks in index order."""
     build, rows = e.builder, e.rows(q, q_stride, ROWS)
     totals = [[e.variable(e.const(VF, 0.0)) for _ in (0, 1)] for _ in rows]
@@ -130,14 +125,13 @@ def _score_blocks(
                 e.set(totals[row][i], build.fadd(e.get(totals[row][i]), term))
     for row, line in enumerate(totals):
         for i, total in enumerate(line):
-            scaled = build.fmul(e.get(total), e.splat(scale))
-            e.store(scaled, out, row * SCORE_STRIDE + 64 * i)
+            e.store(e.get(total), out, row * SCORE_STRIDE + 64 * i)
 
 
 def score_panel(fmt: KvFormat) -> Any:
-    """Intrinsic (q, q_stride, d, panel, out, scale): scores of six rows against a panel."""
+    """Intrinsic (q, q_stride, d, panel, out): scores of six rows against a panel."""
     emit = _score_blocks if fmt is KvFormat.Q8_0 else _score_elements
-    return intrinsic_of("pppppf:v", emit)
+    return intrinsic_of("ppppp:v", emit)
 
 
 def _mix_values(

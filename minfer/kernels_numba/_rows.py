@@ -6,7 +6,8 @@ The same partitions and the same tree as the fast variants, in scalar loops:
    (query, partition of 256 keys).
 2. `attend_rows` allocates what the workers share and one row of working memory for each.
 3. Every worker takes its (slot, head) items. `segments` says in which cells the slot's keys lie.
-4. `partition`: scores of all keys and their maximum, then weights times values, key by key.
+4. `partition`: products of all keys and their maximum m, then exp2((product - m) * factor) times
+   values, key by key.
 5. `join_worker` joins the partitions of a row in a fixed tree and divides by the sum of weights.
 """
 
@@ -17,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minfer.format import Floats, KvFormat
-from minfer.kernels_numba._call import Call, Slots, bounds
+from minfer.kernels_numba._call import Call, Slots, bounds, n_slots
 from minfer.kernels_numba._cell import CHAIN, LOAD_ROW, dot_row, head_bytes, quantize_row
 from minfer.kernels_numba._gather import Dims, segments, zero_bytes
 from minfer.kernels_numba._ir import address, exp2, fma
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._softmax import join_worker
-from minfer.kernels_numba._workers import Worker, n_workers, read, run
+from minfer.kernels_numba._workers import Worker, read, run
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 
@@ -43,7 +44,7 @@ class Args(NamedTuple):
     k: int  # address of cell 0
     v: int
     q: Any  # float32 [n_q, n_head, d]
-    scale: Any
+    factor: Any
     slots: Slots
     scratch: Scratch
     states: Any  # float32 [n_slots, n_head, 2]
@@ -88,13 +89,13 @@ def _partition_kernel(fmt: KvFormat) -> Any:
         for s in range(n):
             for i in range(table[s, 2]):
                 at, source = table[s, 0] + i - lo, args.k + offset + (table[s, 1] + i) * row_bytes
-                weights[at] = score(query, source, mine) * args.scale
+                weights[at] = score(query, source, mine)
                 m = max(m, weights[at])
         for s in range(n):
             for i in range(table[s, 2]):
                 at, source = table[s, 0] + i - lo, args.v + offset + (table[s, 1] + i) * row_bytes
                 load(source, address(value), query.shape[0])
-                weight = exp2(weights[at] - m)
+                weight = exp2((weights[at] - m) * args.factor)
                 total += weight
                 for j in range(acc.shape[0]):
                     acc[j] = fma(weight, value[j], acc[j])
@@ -113,7 +114,7 @@ def _rows_worker(fmt: KvFormat) -> Worker:
         dims, slots, own = args.dims, args.slots, args.scratch
         mine = Scratch(own.packed[t], own.row[t], own.weights[t], own.segments[t])
         group = dims.n_head // dims.n_head_kv
-        for item in range(t, slots.owners.shape[0] * dims.n_head, n_threads):
+        for item in range(t, n_slots(slots) * dims.n_head, n_threads):
             slot, head = item // dims.n_head, item % dims.n_head
             query, lo, hi = bounds(slots, slot)
             n = segments(slots.runs, query, slots.positions[query], lo, hi, mine.segments)
@@ -131,8 +132,8 @@ WORKERS = {fmt: _rows_worker(fmt) for fmt in KvFormat}
 
 def attend_rows(call: Call, threads: int) -> Floats:
     """Run `rows` on a checked call."""
-    out, dims, n = call.empty_out(), call.dims, n_workers(threads)
-    n_slots, d = len(call.slots.owners), dims.head_dim
+    out, dims, threads = call.empty_out(), call.dims, call.workers(threads)
+    rows, d = call.n_slots, dims.head_dim
     if not len(out):
         return out
     args = Args(
@@ -140,16 +141,16 @@ def attend_rows(call: Call, threads: int) -> Floats:
         k=call.k,
         v=call.v,
         q=call.q,
-        scale=call.scale,
-        slots=call.slots,
+        factor=call.factor,
+        slots=call.layout.slots,
         scratch=Scratch(
-            packed=np.empty((n, head_bytes(KvFormat.Q8_0, d) + 2), np.uint8),
-            row=np.empty((n, d), np.float32),
-            weights=np.empty((n, PARTITION), np.float32),
-            segments=np.empty((n, KV_MAP_MAX_SPANS, 3), np.int64),
+            packed=np.empty((threads, head_bytes(KvFormat.Q8_0, d) + 2), np.uint8),
+            row=np.empty((threads, d), np.float32),
+            weights=np.empty((threads, PARTITION), np.float32),
+            segments=np.empty((threads, KV_MAP_MAX_SPANS, 3), np.int64),
         ),
-        states=np.empty((n_slots, dims.n_head, 2), np.float32),
-        acc=np.empty((n_slots, dims.n_head, d), np.float32),
+        states=np.empty((rows, dims.n_head, 2), np.float32),
+        acc=np.empty((rows, dims.n_head, d), np.float32),
         out=out,
     )
     run(threads, WORKERS[call.fmt], JOIN, args)

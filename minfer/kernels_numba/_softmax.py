@@ -1,7 +1,9 @@
 """Softmax of one partition, and how partitions join.
 
-Scores arrive multiplied by scale * log2(e), so one exp2 serves every lane. A partition of a row
-is the state (m, l, acc): maximum, sum of weights, weighted values. States join in one binary tree
+Scores arrive as raw products. Weights are exp2((score - m) * factor), factor being
+|scale| * log2(e): near values subtract exactly, so the keys that matter lose nothing, however
+large the scores are. A partition of a row is the state (m, l, acc): largest score, sum of weights,
+weighted values. States join in one binary tree
 over aligned power-of-two groups of absolute partition indices (contract 6.3c); an absent side is
 skipped, which is exactly neutral.
 """
@@ -19,7 +21,9 @@ from minfer.kernels_numba._workers import read, share
 from minfer.window import PARTITION
 
 
-def _softmax_row(e: Emitter, row: Any, begin: Any, end: Any, lo: Any, hi: Any, state: Any) -> None:
+def _softmax_row(
+    e: Emitter, row: Any, begin: Any, end: Any, lo: Any, hi: Any, factor: Any, state: Any
+) -> None:
     """Scores to weights in place, for vectors begin .. end-1; lanes outside [lo, hi) become 0.
 
     Writes m and l, two f32, to `state`. Sixteen partial sums run over the vectors in order and
@@ -27,37 +31,41 @@ def _softmax_row(e: Emitter, row: Any, begin: Any, end: Any, lo: Any, hi: Any, s
     """
     build = e.builder
     low, high = (e.splat(build.trunc(bound, I32)) for bound in (lo, hi))
-    lanes = e.const(VI, range(LANES))
+    lanes, nothing = e.const(VI, range(LANES)), e.const(VF, float("-inf"))
 
-    def scores(vector: Any) -> Any:
+    def scores(vector: Any) -> tuple[Any, Any]:
+        """Which lanes are seen, and their scores."""
         at = build.add(lanes, e.splat(build.trunc(e.mul(vector, LANES), I32)))
         seen = build.and_(build.icmp_signed(">=", at, low), build.icmp_signed("<", at, high))
-        loaded = e.load(VF, row, e.mul(vector, 4 * LANES))
-        return build.select(seen, loaded, e.const(VF, float("-inf")))
+        return seen, e.load(VF, row, e.mul(vector, 4 * LANES))
 
     count = build.sub(end, begin)
-    peak = e.variable(e.const(VF, float("-inf")))
+    peak = e.variable(nothing)
     with e.loop(count) as i:
-        e.set(peak, e.maximum(scores(e.add(begin, i)), e.get(peak)))
+        seen, loaded = scores(e.add(begin, i))
+        e.set(peak, e.maximum(build.select(seen, loaded, nothing), e.get(peak)))
     m = e.reduce(e.get(peak), e.maximum)
     top, total = e.splat(m), e.variable(e.const(VF, 0.0))
+    slope = e.splat(factor)
     with e.loop(count) as i:
         vector = e.add(begin, i)
-        weights = e.exp2(build.fsub(scores(vector), top))
+        seen, loaded = scores(vector)
+        weights = e.exp2(build.fmul(build.fsub(loaded, top), slope))
+        weights = build.select(seen, weights, e.const(VF, 0.0))
         e.store(weights, row, e.mul(vector, 4 * LANES))
         e.set(total, build.fadd(e.get(total), weights))
     e.store(m, state)
     e.store(e.reduce(e.get(total), build.fadd), state, 4)
 
 
-softmax_row = intrinsic_of("pppppp:v", _softmax_row)  # row, begin, end, lo, hi, state
+softmax_row = intrinsic_of("pppppfp:v", _softmax_row)  # row, begin, end, lo, hi, factor, state
 
 
 @kernel
-def join(state_a, acc_a, state_b, acc_b):
+def join(state_a, acc_a, state_b, acc_b, factor):
     """Join state b into state a: (m, l) and the weighted values [d]; both saw keys."""
     m = max(state_a[0], state_b[0])
-    weight_a, weight_b = exp2(state_a[0] - m), exp2(state_b[0] - m)
+    weight_a, weight_b = exp2((state_a[0] - m) * factor), exp2((state_b[0] - m) * factor)
     state_a[0] = m
     state_a[1] = state_a[1] * weight_a + state_b[1] * weight_b
     for j in range(acc_a.shape[0]):
@@ -65,7 +73,7 @@ def join(state_a, acc_a, state_b, acc_b):
 
 
 @kernel
-def join_partitions(states, acc, head, first, last):
+def join_partitions(states, acc, head, first, last, factor):
     """Join partitions first .. last (absolute) of one head; the result is in row 0.
 
     states [n, n_head, 2], acc [n, n_head, d], row 0 is partition `first`. Each group keeps its
@@ -78,7 +86,7 @@ def join_partitions(states, acc, head, first, last):
             middle = group + half
             if middle > first:
                 a, b = max(group, first) - first, middle - first
-                join(states[a, head], acc[a, head], states[b, head], acc[b, head])
+                join(states[a, head], acc[a, head], states[b, head], acc[b, head], factor)
             group += 2 * half
         half *= 2
 
@@ -102,6 +110,6 @@ def join_worker(t, n_threads, pointer):
         query, head = item // n_head, item % n_head
         base, first = slots.starts[query], slots.firsts[query] // PARTITION
         last = slots.positions[query] // PARTITION
-        join_partitions(args.states[base:], args.acc[base:], head, first, last)
+        join_partitions(args.states[base:], args.acc[base:], head, first, last, args.factor)
         finish(args.acc[base, head], args.states[base, head, 1], args.out[query, head])
     return 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minfer.format import Floats, KvFormat
-from minfer.kernels_numba._call import Call, Slots, bounds
+from minfer.kernels_numba._call import Call, Slots, bounds, n_slots, where
 from minfer.kernels_numba._gather import (
     SCORE_STRIDE,
     TILE,
@@ -26,7 +26,7 @@ from minfer.kernels_numba._ir import address, fetch_add
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._query import pack_queries, query_bytes
 from minfer.kernels_numba._softmax import join_worker, softmax_row
-from minfer.kernels_numba._workers import Worker, n_workers, read, run
+from minfer.kernels_numba._workers import Worker, read, run
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
 AHEAD = 4 * TILE  # keys by which prefetching runs ahead
@@ -49,14 +49,14 @@ def _partition_kernel(fmt: KvFormat) -> Any:
     score_heads, add_heads = scores(fmt), values(fmt)
 
     @kernel(key=fmt.value)
-    def score_tile(dims, k, stride, q, q_bytes, scale, out, ahead):
+    def score_tile(dims, k, stride, q, q_bytes, out, ahead):
         group, share = dims.n_head // dims.n_head_kv, TILE * dims.head_bytes
         for kv in range(dims.n_head_kv):
             row, lines = k + kv * dims.head_bytes, ahead + kv * share
             for first in range(0, group, GROUP):
                 head, heads = kv * group + first, min(GROUP, group - first)
                 query, target = q + head * q_bytes, out + head * SCORE_STRIDE
-                score_heads(heads, row, stride, query, dims.head_dim, scale, target, lines)
+                score_heads(heads, row, stride, query, dims.head_dim, target, lines)
 
     @kernel(key=fmt.value)
     def add_tile(dims, v, n, weights, acc, ahead):
@@ -77,10 +77,11 @@ def _partition_kernel(fmt: KvFormat) -> Any:
             row, stride = gather_tile(table, n, index, args.k, row_bytes, row_bytes, stage)
             ahead = _ahead(table, n, index, hi, row_bytes, args.k, args.v + table[0, 1] * row_bytes)
             out = weights + 4 * TILE * tile
-            score_tile(dims, row, stride, q, args.q_bytes, args.scale, out, ahead)
+            score_tile(dims, row, stride, q, args.q_bytes, out, ahead)
         for head in range(dims.n_head):
             row = weights + head * SCORE_STRIDE
-            softmax_row(row, first, last, lo - start, hi - start, states + 8 * head)
+            state = states + 8 * head
+            softmax_row(row, first, last, lo - start, hi - start, args.factor, state)
         for s in range(n):
             index, cell, end = table[s, 0], table[s, 1], table[s, 0] + table[s, 2]
             while index < end:
@@ -101,7 +102,7 @@ class Args(NamedTuple):
     v: int
     q: int  # address of the packed queries
     q_bytes: int  # of one packed head row
-    scale: Any
+    factor: Any
     slots: Slots
     counter: Any  # int64 [1], next slot
     stage: Any  # uint8 [TILE * row_bytes], rows of a tile that is not in one piece
@@ -115,7 +116,7 @@ class Args(NamedTuple):
 @kernel
 def _first_row(args, slot, table):
     """Address of the first key of a slot; of cell 0 if there is no such slot."""
-    if slot >= args.slots.owners.shape[0]:
+    if slot >= n_slots(args.slots):
         return args.k
     query, lo, _ = bounds(args.slots, slot)
     segments(args.slots.runs, query, args.slots.positions[query], lo, lo + 1, table)
@@ -132,7 +133,7 @@ def _split_worker(fmt: KvFormat) -> Worker:
         slots, table, n_head = args.slots, args.segments[t], args.dims.n_head
         size, stage, weights = 4 * n_head * args.dims.head_dim, args.stage[t], args.weights[t]
         done, slot = 0, fetch_add(address(args.counter))
-        while slot < slots.owners.shape[0]:
+        while slot < n_slots(slots):
             upcoming = fetch_add(address(args.counter))  # early, so that its rows can be prefetched
             after = _first_row(args, upcoming, table)
             query, lo, hi = bounds(slots, slot)
@@ -155,8 +156,8 @@ WORKERS = {fmt: _split_worker(fmt) for fmt in KvFormat}
 
 def attend_split(call: Call, threads: int) -> Floats:
     """Run `split` on a checked call."""
-    out, dims, n = call.empty_out(), call.dims, n_workers(threads)
-    n_slots, d = len(call.slots.owners), dims.head_dim
+    out, dims, threads = call.empty_out(), call.dims, call.workers(threads)
+    rows, d = call.n_slots, dims.head_dim
     if not len(out):
         return out
     queries = pack_queries(call.q, call.fmt)
@@ -164,16 +165,16 @@ def attend_split(call: Call, threads: int) -> Floats:
         dims=dims,
         k=call.k,
         v=call.v,
-        q=queries.ctypes.data,
+        q=where(queries),
         q_bytes=query_bytes(call.fmt, d),
-        scale=call.scale,
-        slots=call.slots,
+        factor=call.factor,
+        slots=call.layout.slots,
         counter=np.zeros(1, np.int64),
-        stage=np.empty((n, TILE * dims.row_bytes), np.uint8),
-        weights=np.empty((n, dims.n_head, PARTITION), np.float32),
-        segments=np.empty((n, KV_MAP_MAX_SPANS, 3), np.int64),
-        states=np.empty((n_slots, dims.n_head, 2), np.float32),
-        acc=np.empty((n_slots, dims.n_head, d), np.float32),
+        stage=np.empty((threads, TILE * dims.row_bytes), np.uint8),
+        weights=np.empty((threads, dims.n_head, PARTITION), np.float32),
+        segments=np.empty((threads, KV_MAP_MAX_SPANS, 3), np.int64),
+        states=np.empty((rows, dims.n_head, 2), np.float32),
+        acc=np.empty((rows, dims.n_head, d), np.float32),
         out=out,
     )
     run(threads, WORKERS[call.fmt], JOIN, args)

@@ -1,9 +1,4 @@
-"""Named attention cases with seeded inputs: the same ones serve tests, sweeps and examples.
-
-Every size is odd on purpose: windows that start and end inside a tile of 16 and inside a
-partition, runs of length 1, lengths on both sides of a partition border. Whatever no query sees
-is NaN, so a kernel that reads outside a window shows it.
-"""
+"""Seeded inputs of a case. Whatever no query sees is NaN, so that a kernel which reads it shows."""
 
 from __future__ import annotations
 
@@ -16,79 +11,12 @@ from typing import Any
 import numpy as np
 
 from minfer import reference, window
+from minfer.cases.table import CAUSAL, RUNS, SPAN, Case
 from minfer.format import BLOCK, Floats, Int32, KvFormat, Region
-from minfer.ops import DECODE, PREFILL, Shape
+from minfer.ops import DECODE
 from minfer.window import CellSpan, Window, WindowMode
 
 Spans = list[CellSpan]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A batch of one kind.
-
-    sequences: (first position, number of queries) of each. pieces: runs each sequence is cut
-    into. clipped: the window input itself starts at the sliding width, not only the mask.
-    """
-
-    name: str
-    kind: str
-    heads: tuple[int, int]  # n_head, n_head_kv
-    head_dim: int
-    sequences: tuple[tuple[int, int], ...]
-    mode: WindowMode = WindowMode.RUNS
-    pieces: int = 1
-    width: int = 0
-    clipped: bool = False
-
-    def fits(self, fmt: KvFormat) -> bool:
-        """Whether head rows are whole blocks, where the format needs it (contract 3.3)."""
-        return fmt is not KvFormat.Q8_0 or self.head_dim % BLOCK == 0
-
-    @property
-    def shape(self) -> Shape:
-        """What a choice of variant depends on."""
-        return Shape(
-            kind=self.kind,
-            n_q=sum(n for _, n in self.sequences),
-            n_head=self.heads[0],
-            n_head_kv=self.heads[1],
-            head_dim=self.head_dim,
-        )
-
-
-CAUSAL, SPAN, RUNS = WindowMode.CAUSAL, WindowMode.SPAN, WindowMode.RUNS
-
-CASES = (
-    Case("one-cell", DECODE, (9, 3), 64, ((0, 1),), CAUSAL),
-    Case("partition-less-one", DECODE, (4, 4), 80, ((254, 1),), SPAN),
-    Case("partition", DECODE, (9, 3), 64, ((255, 1),), CAUSAL),
-    Case("partition-and-one", DECODE, (4, 1), 96, ((256, 1),), SPAN),
-    Case("two-partitions-and-one", DECODE, (14, 2), 128, ((512, 1),), RUNS, pieces=4),
-    Case("wide-heads", DECODE, (8, 1), 256, ((300, 1),), RUNS, pieces=2),
-    Case("tiny-heads", DECODE, (5, 1), 32, ((33, 1),), RUNS, pieces=3),
-    Case("tiniest-heads", DECODE, (2, 1), 16, ((17, 2),), SPAN),
-    Case("drafts", DECODE, (9, 3), 64, ((40, 3), (255, 1), (600, 8)), RUNS, pieces=3),
-    Case("drafts-span", DECODE, (8, 2), 64, ((15, 2), (700, 5)), SPAN),
-    Case("sliding", DECODE, (3, 1), 64, ((512, 2),), RUNS, pieces=4, width=100),
-    Case("sliding-clipped", DECODE, (3, 1), 64, ((512, 2),), RUNS, 4, width=300, clipped=True),
-    Case("sliding-one", DECODE, (4, 2), 64, ((270, 3),), CAUSAL, width=1),
-    Case("first-token", PREFILL, (9, 3), 64, ((0, 1),), CAUSAL),
-    Case("prompt", PREFILL, (9, 3), 64, ((0, 70),), CAUSAL),
-    Case("chunk-over-border", PREFILL, (9, 3), 64, ((250, 13),), RUNS, pieces=4),
-    Case("batch", PREFILL, (8, 2), 64, ((0, 33), (500, 20), (7, 1)), RUNS, pieces=3),
-    Case("batch-span", PREFILL, (4, 4), 64, ((3, 35), (255, 2)), SPAN),
-    Case("prompt-80", PREFILL, (4, 4), 80, ((17, 19),), RUNS, pieces=2),
-    Case("prompt-96", PREFILL, (7, 1), 96, ((200, 60),), SPAN),
-    Case("prompt-128", PREFILL, (8, 1), 128, ((509, 7),), RUNS, pieces=4),
-    Case("prompt-256", PREFILL, (3, 1), 256, ((1, 34),), CAUSAL),
-    Case("prompt-32", PREFILL, (6, 2), 32, ((90, 17),), RUNS, pieces=3),
-    Case("prompt-16", PREFILL, (2, 1), 16, ((5, 33),), CAUSAL),
-    Case("prompt-sliding", PREFILL, (9, 3), 64, ((0, 100),), CAUSAL, width=40),
-    Case("chunk-sliding", PREFILL, (4, 2), 64, ((505, 37),), RUNS, pieces=4, width=300),
-    Case("chunk-clipped", PREFILL, (4, 2), 64, ((505, 37),), RUNS, 4, width=271, clipped=True),
-    Case("span-clipped", PREFILL, (4, 2), 64, ((250, 37),), SPAN, width=33, clipped=True),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +65,8 @@ class Rows:
 
 def rows(rng: np.random.Generator, case: Case) -> list[Rows]:
     """Seeded rows of every sequence; block magnitudes differ, so that q8_0 scales do."""
+    if case.loud:
+        return [_loud_rows(rng, case, first, n) for first, n in case.sequences]
     n_head, n_head_kv = case.heads
     made = []
     for first, n in case.sequences:
@@ -150,6 +80,19 @@ def rows(rng: np.random.Generator, case: Case) -> list[Rows]:
         q = rng.standard_normal((n, n_head, case.head_dim), dtype=np.float32)
         made.append(Rows(q, k, v))
     return made
+
+
+def _loud_rows(rng: np.random.Generator, case: Case, first: int, n: int) -> Rows:
+    """Whole numbers times a power of two: q up to 8, k and v up to 1."""
+
+    def whole(n_rows: int, n_heads: int, unit: float) -> Floats:
+        made = rng.integers(-127, 128, (n_rows, n_heads, case.head_dim))
+        made[..., ::BLOCK] = 127  # q8_0 scales are powers of two, codes are the numbers
+        return (made * unit).astype(np.float32)
+
+    n_head, n_head_kv = case.heads
+    k, v = (whole(first + n, n_head_kv, 2.0**-7) for _ in range(2))
+    return Rows(whole(n, n_head, 2.0**-4), k, v)
 
 
 def cut(rng: np.random.Generator, length: int, pieces: int) -> list[int]:
@@ -222,7 +165,7 @@ def make(case: Case, fmt: KvFormat) -> Inputs:
         window=windows(case.mode, sequences, spans, case.width if case.clipped else 0),
         groups=tuple(len(s.q) for s in sequences),
         fmt=fmt,
-        scale=case.head_dim**-0.5,
+        scale=case.head_dim**-0.5 if case.scale is None else case.scale,
         width=case.width,
         kind=case.kind,
     )
