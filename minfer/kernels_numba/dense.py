@@ -181,7 +181,7 @@ def gelu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Floats:
 
 
 def _emit_softcap(e: Emitter, x: Any, cap: Any, n: Any, out: Any) -> None:
-    """cap * tanh(y) for y = x / cap: a series near zero, else (1 - p) / (1 + p), p = exp(-2 |y|)."""
+    """cap * tanh(x / cap): a series near zero, else (1 - p) / (1 + p), p = exp(-2 |x / cap|)."""
     build, one, cap = e.builder, e.const(VF, 1.0), e.splat(cap)
     for offset, load, store in e.strips(n):
         y = build.fdiv(load(x, offset), cap)
