@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from minfer.errors import Refusal
@@ -46,12 +47,12 @@ class Architecture:
     read: Callable[[Keys, Hyperparameters], Hyperparameters] = lambda keys, hp: hp
 
 
-def find_architecture(name: str) -> Architecture:
-    """The architecture of that name; refuses one that is not in `MODULES`."""
+def find_architecture(name: str, path: Path) -> Architecture:
+    """The architecture of that name, for the model at `path`; refuses one not in `MODULES`."""
     if name not in MODULES:
         raise Refusal(
             "0.3",
-            f"the architecture {name!r} is not supported; supported: {', '.join(MODULES)}",
+            f"{path} has the architecture {name!r}; supported: {', '.join(MODULES)}",
             {"architecture": name, "supported": tuple(MODULES)},
         )
     return cast(Architecture, importlib.import_module(MODULES[name]).ARCHITECTURE)

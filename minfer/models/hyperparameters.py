@@ -66,7 +66,7 @@ class Hyperparameters:
         Refuses an architecture, a key or a tensor that would be left out of the computation;
         raises Damaged for a missing or mistyped key and a missing or misshapen tensor.
         """
-        architecture = find_architecture(architecture_of(file))
+        architecture = find_architecture(architecture_of(file), file.path)
         keys = Keys(file, architecture.name, {*COMMON_KEYS, *architecture.keys})
         n_embd, n_head = keys.count("embedding_length"), keys.count("attention.head_count")
         head_dim = keys.count("attention.key_length", n_embd // n_head)

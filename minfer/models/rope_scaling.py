@@ -80,9 +80,8 @@ def _llama3(keys: Keys) -> Llama3:
     low = keys.positive("rope.scaling.low_freq_factor")
     high = keys.positive("rope.scaling.high_freq_factor")
     if low >= high:
-        raise damaged(
-            keys.file.path, f"its low_freq_factor {low} is not below {high}, the high one"
-        )
+        message = f"its low_freq_factor {low} is not below its high_freq_factor {high}"
+        raise damaged(keys.file.path, message)
     factor = keys.positive("rope.scaling.factor")
     return Llama3(factor, low, high, keys.count("rope.scaling.original_context_length"))
 
