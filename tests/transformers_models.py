@@ -43,10 +43,10 @@ GEMMA_PARTS = PARTS | {
 def write_tiny_model(path: Path, config: dict[str, Any] | None = None, **written: Any) -> Any:
     """Write a tiny model by `write_tiny_gguf` and read it in transformers."""
     write_tiny_gguf(path, **written)
-    return read_in_transformers(path, **(config or {}))
+    return read_in_transformers(open_gguf(path), **(config or {}))
 
 
-def read_in_transformers(path: Path, **config: Any) -> Any:
+def read_in_transformers(file: GgufFile, **config: Any) -> Any:
     """The transformers model of a GGUF file, with its weights decoded to float32.
 
     config: more of the configuration, such as `rope_parameters`.
@@ -54,7 +54,6 @@ def read_in_transformers(path: Path, **config: Any) -> Any:
     import torch
     import transformers
 
-    file = open_gguf(path)
     config_name, model_name = MODELS[str(file.metadata["general.architecture"])]
     read = getattr(transformers, config_name)(**(_config(file) | config))
     model = getattr(transformers, model_name)(read)
@@ -81,9 +80,10 @@ def logits_in_transformers(model: Any, tokens: list[int]) -> Floats:
 def _config(file: GgufFile) -> dict[str, Any]:
     architecture = file.metadata["general.architecture"]
 
-    def value(key: str) -> Any:
-        return file.metadata[f"{architecture}.{key}"]
+    def value(key: str, default: Any = None) -> Any:
+        return file.metadata.get(f"{architecture}.{key}", default)
 
+    head_dim = value("embedding_length") // value("attention.head_count")
     rope = {"rope_type": "default", "rope_theta": value("rope.freq_base")}
     config = {
         "vocab_size": len(file.metadata["tokenizer.ggml.tokens"]),
@@ -92,7 +92,7 @@ def _config(file: GgufFile) -> dict[str, Any]:
         "num_hidden_layers": value("block_count"),
         "num_attention_heads": value("attention.head_count"),
         "num_key_value_heads": value("attention.head_count_kv"),
-        "head_dim": value("attention.key_length"),
+        "head_dim": value("attention.key_length", head_dim),
         "max_position_embeddings": value("context_length"),
         "rope_parameters": rope,
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
