@@ -53,10 +53,12 @@ def read_in_transformers(file: GgufFile, **config: Any) -> Any:
     """
     import torch
     import transformers
+    from transformers.initialization import no_init_weights
 
     config_name, model_name = MODELS[str(file.metadata["general.architecture"])]
     read = getattr(transformers, config_name)(**(_config(file) | config))
-    model = getattr(transformers, model_name)(read)
+    with no_init_weights():  # drawing 270 million of them takes seconds
+        model = getattr(transformers, model_name)(read)
     state = {
         _name(name, file): torch.from_numpy(_weight(name, file))
         for name in file.tensor_names
