@@ -70,9 +70,10 @@ def test_logits_are_those_of_transformers(tmp_path: Path, architecture: str, tie
 def test_narrow_formats_stay_close_to_f32(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "m.gguf"
     sizes = SIZES[architecture] | {"head_dim": 32}
-    write_tiny_gguf(path, architecture=architecture, **sizes)
+    n_layer = write_tiny_gguf(path, architecture=architecture, **sizes).n_layer
     full = feed(load(path), TOKENS)
-    for fmt, bound in (("f16", 4 * 2**-11), ("q8_0", 8 / 254)):
+    # Each layer rounds K and V by 2**-11, or K, V and the query by half a step of 127.
+    for fmt, bound in (("f16", n_layer * 2 * 2**-11), ("q8_0", n_layer * 3 / 254)):
         error = np.abs(feed(load(path, fmt), TOKENS) - full).max() / np.abs(full).max()
         assert 0 < error < bound
 
@@ -120,6 +121,16 @@ def test_company_in_a_batch_changes_no_bit(gemma: Path, fmt: str) -> None:
         rows.append(both.forward(Batch(list(order), at, "decode", [token, token])))
     for column, seq in enumerate(order):
         assert np.array_equal(np.stack([row[column] for row in rows]), expected[seq])
+
+
+@pytest.mark.parametrize("fmt", [fmt.value for fmt in KvFormat])
+def test_draft_rows_equal_one_token_at_a_time(gemma: Path, fmt: str) -> None:
+    single, together = load(gemma, fmt), load(gemma, fmt)
+    expected = feed(single, TOKENS[: PROMPT + 8])[PROMPT:]
+    feed(together, TOKENS[:PROMPT])
+    at = list(range(PROMPT, PROMPT + 8))
+    logits = together.forward(Batch([0] * 8, at, "decode", TOKENS[PROMPT : PROMPT + 8]))
+    assert np.array_equal(logits, expected)
 
 
 def test_a_window_hides_what_lies_before_it(tmp_path: Path) -> None:

@@ -46,12 +46,22 @@ GEMMA_IDS = {  # those of the tokenizer that transformers builds from the same f
 # fmt: on
 
 
-@pytest.fixture(scope="module")
-def gemma3() -> Engine:
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
     path = settings.cache_dir() / "models" / "gemma-3-270m-q4_k_m.gguf"
     if not path.is_file():
         pytest.skip(f"{path} is missing; run: minfer pull gemma3-270m")
-    return Engine.load(path, n_ctx=256)
+    return path
+
+
+@pytest.fixture(scope="module")
+def gemma(gemma3: Path) -> Engine:
+    return load(gemma3)
+
+
+def load(path: Path) -> Engine:
+    """Nothing is rounded but to float32."""
+    return Engine.load(path, cache_type="f32", n_ctx=256)
 
 
 def assert_same_top_1(engine: Engine) -> None:
@@ -71,30 +81,30 @@ def assert_same_top_1(engine: Engine) -> None:
 
 
 def test_smollm2_has_the_top_1_of_transformers(smollm2: Path) -> None:
-    assert_same_top_1(Engine.load(smollm2, cache_type="f32", n_ctx=256))
+    assert_same_top_1(load(smollm2))
 
 
-def test_gemma3_has_the_top_1_of_transformers(gemma3: Engine) -> None:
-    assert_same_top_1(gemma3)
+def test_gemma3_has_the_top_1_of_transformers(gemma: Engine) -> None:
+    assert_same_top_1(gemma)
 
 
-def test_gemma3_by_its_metadata(gemma3: Engine) -> None:
-    hp = gemma3.hp
+def test_gemma3_by_its_metadata(gemma: Engine) -> None:
+    hp = gemma.hp
     assert (hp.n_layer, hp.n_embd, hp.n_ff, hp.n_vocab) == (18, 640, 2048, 262144)
     assert (hp.n_head, hp.n_head_kv, hp.head_dim) == (4, 1, 256)
-    assert gemma3._widths == ([512] * 5 + [0]) * 3
+    assert gemma._widths == ([512] * 5 + [0]) * 3
     assert hp.rope == Rope(256, 1e6) and hp.sliding and hp.sliding.rope == Rope(256, 1e4)
     assert attention_scale(hp) == 1 / 16 and hp.logit_softcap == 0
 
 
-def test_gemma3_goes_on_with_a_list(gemma3: Engine) -> None:
-    prompt = gemma3.encode("Monday, Tuesday, Wednesday, Thursday,")
-    made = list(gemma3.generate(prompt, 6))
-    assert gemma3.tokenizer.decode(made) == " Friday, Saturday, Sunday,"
+def test_gemma3_goes_on_with_a_list(gemma: Engine) -> None:
+    prompt = gemma.encode("Monday, Tuesday, Wednesday, Thursday,")
+    made = list(gemma.generate(prompt, 6))
+    assert gemma.tokenizer.decode(made) == " Friday, Saturday, Sunday,"
 
 
 @pytest.mark.parametrize("text", GEMMA_IDS)
-def test_gemma3_encodes_like_transformers(gemma3: Engine, text: str) -> None:
-    assert gemma3.tokenizer.encode(text) == GEMMA_IDS[text]
-    assert gemma3.encode(text) == [2, *GEMMA_IDS[text]]
-    assert gemma3.tokenizer.decode(GEMMA_IDS[text]) == text
+def test_gemma3_encodes_like_transformers(gemma: Engine, text: str) -> None:
+    assert gemma.tokenizer.encode(text) == GEMMA_IDS[text]
+    assert gemma.encode(text) == [2, *GEMMA_IDS[text]]
+    assert gemma.tokenizer.decode(GEMMA_IDS[text]) == text

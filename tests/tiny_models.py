@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 )
 CONTEXT, SUCCESSOR = 0.35, 3.0  # what earlier tokens, and the last one, say about the next
 RMS_EPS, N_CTX = 1e-5, 512
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")  # and "gemma", the example of a page
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def tiny_weights(tiny: Tiny) -> dict[str, Floats]:
     """Weights by GGUF name, row-major float32, q and k in the half-split order of transformers."""
     rng = np.random.default_rng(tiny.seed)
     n_vocab, n_code = len(tiny_tokens()), (tiny.n_embd - 1) // 2
-    gemma = tiny.architecture == "gemma3"
+    gemma3 = tiny.architecture == "gemma3"
 
     def draw(n_out: int, n_in: int, gain: float) -> Floats:
         drawn: Floats = rng.standard_normal((n_out, n_in), dtype=np.float32)
@@ -76,7 +76,7 @@ def tiny_weights(tiny: Tiny) -> dict[str, Floats]:
 
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
     weights = {"token_embd.weight": _embedding(rng, n_vocab, tiny.n_embd)}
-    if gemma:  # its embeddings are multiplied by the root of their width
+    if tiny.architecture.startswith("gemma"):  # it multiplies rows by the root of their width
         weights["token_embd.weight"] /= np.float32(np.sqrt(tiny.n_embd))
     for i in range(tiny.n_layer):
         layer = {
@@ -95,12 +95,12 @@ def tiny_weights(tiny: Tiny) -> dict[str, Floats]:
             layer |= {f"attn_{x}.bias": draw(n, 1, 0.5)[:, 0] for x, n in widths.items()}
         if tiny.architecture in ("qwen3", "gemma3"):
             layer |= {f"attn_{x}_norm.weight": norm(width=tiny.head_dim) for x in "qk"}
-        if gemma:
+        if gemma3:
             layer |= {f"post_{x}_norm.weight": norm(CONTEXT) for x in ("attention", "ffw")}
         weights |= {f"blk.{i}.{name}": value for name, value in layer.items()}
     last = f"blk.{tiny.n_layer - 1}"
     _write_successor(weights, last, n_code)
-    if gemma:
+    if gemma3:
         weights[f"{last}.post_ffw_norm.weight"] *= np.float32(SUCCESSOR / CONTEXT)
     weights["output_norm.weight"] = norm()
     weights["output_norm.weight"][: 1 + n_code] *= 0.1

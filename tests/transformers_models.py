@@ -15,6 +15,7 @@ MODELS = {  # general.architecture -> configuration and model of transformers
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
 }
 PARTS = {
@@ -33,7 +34,7 @@ PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GEMMA_PARTS = PARTS | {
+GEMMA3_PARTS = PARTS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -112,7 +113,7 @@ def _config(file: GgufFile) -> dict[str, Any]:
 
 def _name(name: str, file: GgufFile) -> str:
     """`blk.0.attn_q.weight` -> `model.layers.0.self_attn.q_proj.weight`."""
-    parts = GEMMA_PARTS if file.metadata["general.architecture"] == "gemma3" else PARTS
+    parts = GEMMA3_PARTS if file.metadata["general.architecture"] == "gemma3" else PARTS
     *layer, part, kind = name.split(".")
     prefix = f"model.layers.{layer[1]}." if layer else ""
     return f"{prefix}{parts[part]}.{kind}"
@@ -120,11 +121,12 @@ def _name(name: str, file: GgufFile) -> str:
 
 def _weight(name: str, file: GgufFile) -> Floats:
     """As transformers keeps it: what converters do is undone."""
-    architecture, weight = file.metadata["general.architecture"], np.array(file.tensor(name))
+    architecture = str(file.metadata["general.architecture"])
+    weight = np.array(file.tensor(name))
     if architecture == "llama" and name.endswith("attn_q.weight"):
         return halve(weight, file.metadata["llama.attention.head_count"])
     if architecture == "llama" and name.endswith("attn_k.weight"):
         return halve(weight, file.metadata["llama.attention.head_count_kv"])
-    if architecture == "gemma3" and name.endswith("norm.weight"):
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return weight - 1
     return weight
