@@ -20,7 +20,8 @@ from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
-from minfer.models import chat_prompt, llama
+from minfer.models import chat_prompt
+from minfer.models.blocks import Model
 from minfer.models.sampling import Sampler, Sampling
 from minfer.models.text_stream import TextStream
 from minfer.ops import DECODE, PREFILL
@@ -45,7 +46,9 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         self.chat_template = metadata.get("tokenizer.chat_template")
         self._weights = loaded.weights
-        self._rope = rope.tables(self.store.n_ctx, self.hp.n_rot, self.hp.rope_base)
+        self._ropes = {r: rope.tables(self.store.n_ctx, r) for r in self.hp.ropes}
+        slides = map(self.hp.slides, range(self.hp.n_layer))
+        self._widths = [layer.width if layer else 0 for layer in slides]
         self._graphs = GraphCache()
 
     @classmethod
@@ -224,11 +227,12 @@ class Engine:
             devices=(self.store.device.name,) * self.hp.n_layer,
             kv_format=self.store.fmt,
             layout=self.store.layout,
-            windows=((mode, 0),) * self.hp.n_layer,
+            windows=tuple((mode, width) for width in self._widths),
             revision=self.path.name,
         )
 
     def _build(self, params: GraphParams) -> Graph:
         heads = Heads(self.hp.n_head, self.hp.n_head_kv, self.hp.head_dim)
         builder = GraphBuilder(params, heads, self.n_vocab, self.store.threads)
-        return builder.finish(llama.forward(builder, self.hp, self._weights, self._rope))
+        model = Model(builder, self.hp, self._weights, self._ropes)
+        return builder.finish(self.hp.architecture.forward(model))

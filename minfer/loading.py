@@ -76,7 +76,7 @@ def load_model(
         {
             "weights": decoded_bytes(file),
             f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
-            "rotary tables": rope.table_bytes(cells, hp.n_rot),
+            "rotary tables": sum(rope.table_bytes(cells, r.n_rot) for r in hp.ropes),
             "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
         }
     )

@@ -79,7 +79,10 @@ OPS: dict[str, Op] = {
             "rotate pairs of every head row by the table row of its position",
         ),
         Op("silu_mul", ("gate", "up"), (), "gate * sigmoid(gate) * up"),
-        Op("add", ("x", "y"), (), "x + y"),
+        Op("gelu_mul", ("gate", "up"), (), "gelu(gate) * up, gelu in its tanh form"),
+        Op("add", ("x", "y"), (), "x + y, of the same shape or one row"),
+        Op("scale", ("x",), ("factor",), "x * factor"),
+        Op("softcap", ("x",), ("cap",), "cap * tanh(x / cap)"),
         Op("embed", ("weight", "tokens"), (), "rows of weight"),
         Op(
             "qkv_rope_store",

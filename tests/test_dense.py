@@ -10,9 +10,12 @@ from minfer.errors import Refusal
 from minfer.kernels_numba.dense import (
     add_rows,
     embed_rows,
+    gelu_mul_rows,
     rms_norm_rows,
     rope_rows,
+    scale_rows,
     silu_mul_rows,
+    softcap_rows,
 )
 from minfer.kernels_numba.products import (
     _matmul_tiles_kernel,
@@ -130,28 +133,74 @@ def test_rms_norm_of_a_zero_row_is_zero_and_eps_counts() -> None:
     assert np.allclose(out[1], 2**-0.5, rtol=1e-6)
 
 
+GATES = {
+    "silu_mul": (silu_mul_rows, lambda g: g / (1 + np.exp(-g))),
+    "gelu_mul": (
+        gelu_mul_rows,
+        lambda g: g / 2 * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (g + 0.044715 * g**3))),
+    ),
+}
+
+
+@pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize("m", [1, 15, 17, 64, 577])
-def test_silu_mul(m: int) -> None:
+def test_gates(op: str, m: int) -> None:
+    launch, plain = GATES[op]
     gate, up = normal(65, m) * 8, normal(65, m, seed=1)
-    out = silu_mul_rows(gate, up, config=TWO)
-    plain = gate / (1 + np.exp(-gate)) * up
-    assert_within_budget(out, plain, reference.silu_mul(gate, up))
+    out = launch(gate, up, config=TWO)
+    assert_within_budget(out, plain(gate) * up, getattr(reference, op)(gate, up))
     for n in ROW_COUNTS:
         for config in (ONE, TWO):
-            assert (
-                silu_mul_rows(gate[65 - n :], up[65 - n :], config=config) == out[65 - n :]
-            ).all()
+            part = launch(gate[65 - n :], up[65 - n :], config=config)
+            assert (part == out[65 - n :]).all()
 
 
-def test_silu_is_accurate_everywhere_and_has_the_right_ends() -> None:
-    gate = np.linspace(-85, 85, 100_000, dtype=np.float32)[None]
+@pytest.mark.parametrize(("op", "far"), [("silu_mul", 85), ("gelu_mul", 9.8)])
+def test_a_gate_is_accurate_everywhere_and_has_the_right_ends(op: str, far: float) -> None:
+    launch = GATES[op][0]
+    gate = np.linspace(-far, far, 100_000, dtype=np.float32)[None]
     ones = np.ones_like(gate)
-    wanted = reference.silu_mul(gate, ones)
-    found = silu_mul_rows(gate, ones, config=ONE)
+    wanted = getattr(reference, op)(gate, ones)
+    found = launch(gate, ones, config=ONE)
     assert np.abs(found / wanted - 1)[gate != 0].max() < 3e-7
-    ends = np.array([[np.nan, np.inf, -300, 300, 0]], np.float32)
-    result = silu_mul_rows(ends, np.ones_like(ends), config=ONE)[0]
-    assert np.isnan(result[0]) and result[1:].tolist() == [np.inf, 0, 300, 0]
+    ends = np.array([[np.nan, np.inf, -300, 300, 0, 3e38, -3e38]], np.float32)
+    result = launch(ends, np.ones_like(ends), config=ONE)[0]
+    assert np.isnan(result[0])
+    assert result[1:].tolist() == [np.inf, 0, 300, 0, float(ends[0, 5]), 0]
+
+
+def test_gelu_is_that_of_torch() -> None:
+    import torch
+
+    gate, up = normal(9, 64) * 4, normal(9, 64, seed=1)
+    wanted = torch.nn.functional.gelu(torch.from_numpy(gate), approximate="tanh").numpy() * up
+    assert np.abs(gelu_mul_rows(gate, up, config=ONE) - wanted).max() < 2e-6
+
+
+def test_a_softcap_is_accurate_everywhere_and_keeps_within_its_cap() -> None:
+    x = np.concatenate([np.linspace(-300, 300, 100_001), np.geomspace(1e-30, 1, 1000)])
+    x = x.astype(np.float32)[None]
+    found = softcap_rows(x, cap=30.0, config=ONE)
+    wanted = reference.softcap(x, cap=30.0)
+    assert np.abs(found / np.where(x == 0, 1, wanted) - 1)[x != 0].max() < 3e-7
+    assert np.abs(found).max() <= 30
+    ends = np.array([[np.nan, np.inf, -np.inf, 0, -0.0]], np.float32)
+    result = softcap_rows(ends, cap=30.0, config=ONE)[0]
+    assert np.isnan(result[0]) and result[1:].tolist() == [30, -30, 0, 0]
+    assert np.signbit(result[4])
+
+
+@pytest.mark.parametrize("m", [1, 17, 577])
+def test_softcap_and_scale_by_rows(m: int) -> None:
+    x = normal(65, m) * 40
+    capped, scaled = softcap_rows(x, cap=20.0, config=TWO), scale_rows(x, factor=0.1, config=TWO)
+    assert_within_budget(capped, 20 * np.tanh(x / 20), reference.softcap(x, cap=20.0))
+    assert (scaled == reference.scale(x, factor=0.1).astype(np.float32)).all()
+    for n in ROW_COUNTS:
+        for config in (ONE, TWO):
+            part = x[65 - n :]
+            assert (softcap_rows(part, cap=20.0, config=config) == capped[65 - n :]).all()
+            assert (scale_rows(part, factor=0.1, config=config) == scaled[65 - n :]).all()
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
@@ -195,6 +244,7 @@ def test_rope_refuses_what_is_not_in_the_table() -> None:
 def test_add_and_embed_are_exact() -> None:
     x, y = normal(5, 33), normal(5, 33, seed=1)
     assert (add_rows(x, y, config=ONE) == x + y).all()
+    assert (add_rows(x, y[2], config=ONE) == x + np.tile(y[2], (5, 1))).all()
     tokens = np.array([4, 0, 4], np.int32)
     assert (embed_rows(x, tokens, config=ONE) == x[[4, 0, 4]]).all()
     for token in (5, -1):
@@ -202,3 +252,5 @@ def test_add_and_embed_are_exact() -> None:
             embed_rows(x, np.array([0, token]), config=ONE)
     with pytest.raises(Refusal, match=r"shapes \[5, 33\] of x and \[5, 32\] of y differ"):
         add_rows(x, y[:, :32], config=ONE)
+    with pytest.raises(Refusal, match=r"shapes \[5, 33\] of x and \[32\] of y differ"):
+        add_rows(x, y[0, :32], config=ONE)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import read_in_transformers
 
 from minfer import Batch, Engine
 from minfer.format import KvFormat
@@ -48,22 +47,6 @@ def test_q8_0_takes_3_76_times_less_than_f32(engines: dict[str, Engine]) -> None
     assert round(sizes["f32"] / sizes["q8_0"], 2) == 3.76
     assert sizes["f32"] / sizes["f16"] == 2.0
     assert sizes["q8_0"] == engines["f32"].cache_bytes(KvFormat.Q8_0) == 2 * 30 * 512 * 51 * 4
-
-
-@pytest.mark.parametrize("engine", ["f32"], indirect=True)
-def test_logits_are_those_of_transformers_with_the_same_weights(engine: Engine) -> None:
-    import torch
-
-    model = read_in_transformers(engine.path)
-    tokens = engine.tokenizer.encode(TEXT)
-    with torch.no_grad():
-        theirs = model(torch.tensor([tokens])).logits[0].numpy()
-    engine.store.reserve(0, len(tokens))
-    batch = Batch([0] * len(tokens), list(range(len(tokens))), "prefill", tokens)
-    ours = engine.forward(batch, n_out=len(tokens))
-    # f32 sums in another order, and float64 rope tables here.
-    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 1e-4
-    assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).all()
 
 
 @pytest.mark.parametrize("engine", FORMATS, indirect=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import tiny_tokens
+from tiny_models import MERGES, tiny_tokens
 from tiny_tokenizers import spm, tiny
 
 from minfer.errors import Damaged, Refusal
@@ -165,6 +166,20 @@ PRE = {
 def test_words_of_each_pre_tokenizer(pre: str) -> None:
     words = tiny(pre=pre)._plain.pre_tokenizer.pre_tokenize_str(SPLIT)
     assert [SPLIT[start:end] for _, (start, end) in words] == PRE[pre]
+
+
+def test_qwen2_is_that_of_transformers() -> None:
+    from transformers import Qwen2Tokenizer
+
+    ours, tokens = tiny(pre="qwen2"), tiny_tokens()
+    theirs = Qwen2Tokenizer(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=[tuple(merge.split(" ")) for merge in MERGES],
+    )
+    for text in [*TEXTS, DIGITS_OF_OTHER_SCRIPTS, SPLIT]:
+        plain = theirs(text, split_special_tokens=True).input_ids
+        assert ours.encode(text) == plain
+        assert ours.decode(plain) == unicodedata.normalize("NFC", text)
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:

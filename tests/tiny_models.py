@@ -1,8 +1,8 @@
-"""Tiny random Llama models in GGUF files, for tests.
+"""Tiny random models in GGUF files, for tests.
 
 The weights are random but for one thing: the last feed-forward layer prefers one successor for each
 token, so that greedy text wanders and has clear margins, while the rest of the context moves the
-logits. Only the functions that return a model need torch and transformers.
+logits. `transformers_models` reads them in transformers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from minfer.format import Floats
-from minfer.models.gguf import open_gguf
-from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.vocabulary import byte_alphabet
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -32,7 +30,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CONTEXT, SUCCESSOR = 0.35, 3.0  # what earlier tokens, and the last one, say about the next
-ROPE_BASE, RMS_EPS, N_CTX = 10000.0, 1e-5, 512
+RMS_EPS, N_CTX = 1e-5, 512
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")  # and "gemma", the example of a page
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,13 @@ class Tiny:
     n_ff: int = 96
     tied: bool = True
     seed: int = 2
+    architecture: str = "llama"
+    window: int = 16
+
+    @property
+    def rope_base(self) -> float:
+        """Of the layers without a window, unlike the base of those with one."""
+        return 1e6 if self.architecture == "gemma3" else 1e4
 
 
 def tiny_tokens() -> list[str]:
@@ -59,29 +65,43 @@ def tiny_weights(tiny: Tiny) -> dict[str, Floats]:
     """Weights by GGUF name, row-major float32, q and k in the half-split order of transformers."""
     rng = np.random.default_rng(tiny.seed)
     n_vocab, n_code = len(tiny_tokens()), (tiny.n_embd - 1) // 2
+    gemma3 = tiny.architecture == "gemma3"
 
     def draw(n_out: int, n_in: int, gain: float) -> Floats:
         drawn: Floats = rng.standard_normal((n_out, n_in), dtype=np.float32)
         return drawn * np.float32(gain / np.sqrt(n_in))
 
-    def norm(gain: float = 1.0) -> Floats:
-        return (gain * rng.uniform(0.5, 1.5, tiny.n_embd)).astype(np.float32)
+    def norm(gain: float = 1.0, width: int = tiny.n_embd) -> Floats:
+        return (gain * rng.uniform(0.5, 1.5, width)).astype(np.float32)
 
     n_q, n_kv = tiny.n_head * tiny.head_dim, tiny.n_head_kv * tiny.head_dim
     weights = {"token_embd.weight": _embedding(rng, n_vocab, tiny.n_embd)}
+    if tiny.architecture.startswith("gemma"):  # it multiplies rows by the root of their width
+        weights["token_embd.weight"] /= np.float32(np.sqrt(tiny.n_embd))
     for i in range(tiny.n_layer):
-        weights |= {
-            f"blk.{i}.attn_norm.weight": norm(),
-            f"blk.{i}.attn_q.weight": draw(n_q, tiny.n_embd, 1.5),
-            f"blk.{i}.attn_k.weight": draw(n_kv, tiny.n_embd, 1.5),
-            f"blk.{i}.attn_v.weight": draw(n_kv, tiny.n_embd, 1.0),
-            f"blk.{i}.attn_output.weight": draw(tiny.n_embd, n_q, CONTEXT),
-            f"blk.{i}.ffn_norm.weight": norm(),
-            f"blk.{i}.ffn_gate.weight": draw(tiny.n_ff, tiny.n_embd, 1.0),
-            f"blk.{i}.ffn_up.weight": draw(tiny.n_ff, tiny.n_embd, 1.0),
-            f"blk.{i}.ffn_down.weight": draw(tiny.n_embd, tiny.n_ff, CONTEXT),
+        layer = {
+            "attn_norm.weight": norm(),
+            "attn_q.weight": draw(n_q, tiny.n_embd, 1.5),
+            "attn_k.weight": draw(n_kv, tiny.n_embd, 1.5),
+            "attn_v.weight": draw(n_kv, tiny.n_embd, 1.0),
+            "attn_output.weight": draw(tiny.n_embd, n_q, CONTEXT),
+            "ffn_norm.weight": norm(),
+            "ffn_gate.weight": draw(tiny.n_ff, tiny.n_embd, 1.0),
+            "ffn_up.weight": draw(tiny.n_ff, tiny.n_embd, 1.0),
+            "ffn_down.weight": draw(tiny.n_embd, tiny.n_ff, CONTEXT),
         }
-    _write_successor(weights, f"blk.{tiny.n_layer - 1}", n_code)
+        if tiny.architecture == "qwen2":
+            widths = {"q": n_q, "k": n_kv, "v": n_kv}
+            layer |= {f"attn_{x}.bias": draw(n, 1, 0.5)[:, 0] for x, n in widths.items()}
+        if tiny.architecture in ("qwen3", "gemma3"):
+            layer |= {f"attn_{x}_norm.weight": norm(width=tiny.head_dim) for x in "qk"}
+        if gemma3:
+            layer |= {f"post_{x}_norm.weight": norm(CONTEXT) for x in ("attention", "ffw")}
+        weights |= {f"blk.{i}.{name}": value for name, value in layer.items()}
+    last = f"blk.{tiny.n_layer - 1}"
+    _write_successor(weights, last, n_code)
+    if gemma3:
+        weights[f"{last}.post_ffw_norm.weight"] *= np.float32(SUCCESSOR / CONTEXT)
     weights["output_norm.weight"] = norm()
     weights["output_norm.weight"][: 1 + n_code] *= 0.1
     if not tiny.tied:
@@ -129,22 +149,29 @@ def halve(weight: Floats, n_head: int) -> Floats:
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(weight.shape))
 
 
-def write_tiny_gguf(path: Path, *, metadata: dict[str, Any] | None = None, **sizes: Any) -> Tiny:
+def write_tiny_gguf(
+    path: Path,
+    *,
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, Floats] | None = None,
+    **sizes: Any,
+) -> Tiny:
     """Write a tiny model and return its sizes.
 
-    sizes: fields of `Tiny`. metadata: overrides by key; the value None leaves a key out.
+    sizes: fields of `Tiny`. metadata: overrides by key; the value None leaves a key out. tensors:
+    more of them.
     """
     from gguf import GGUFWriter
 
     tiny = Tiny(**sizes)
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, tiny.architecture)
     for key, value in (tiny_metadata(tiny) | (metadata or {})).items():
         if value is not None:
             _add(writer, key, value)
-    for name, weight in tiny_weights(tiny).items():
-        if name.endswith("attn_q.weight"):
+    for name, weight in (tiny_weights(tiny) | (tensors or {})).items():
+        if tiny.architecture == "llama" and name.endswith("attn_q.weight"):
             weight = interleave(weight, tiny.n_head)
-        elif name.endswith("attn_k.weight"):
+        elif tiny.architecture == "llama" and name.endswith("attn_k.weight"):
             weight = interleave(weight, tiny.n_head_kv)
         writer.add_tensor(name, weight)
     writer.write_header_to_file()
@@ -157,19 +184,23 @@ def write_tiny_gguf(path: Path, *, metadata: dict[str, Any] | None = None, **siz
 def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     """Metadata by key, without general.architecture."""
     tokens = tiny_tokens()
-    return {
-        "llama.block_count": tiny.n_layer,
-        "llama.context_length": N_CTX,
-        "llama.embedding_length": tiny.n_embd,
-        "llama.feed_forward_length": tiny.n_ff,
-        "llama.attention.head_count": tiny.n_head,
-        "llama.attention.head_count_kv": tiny.n_head_kv,
-        "llama.attention.key_length": tiny.head_dim,
-        "llama.attention.value_length": tiny.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": RMS_EPS,
-        "llama.rope.dimension_count": tiny.head_dim,
-        "llama.rope.freq_base": ROPE_BASE,
-        "llama.vocab_size": len(tokens),
+    numbers = {
+        "block_count": tiny.n_layer,
+        "context_length": N_CTX,
+        "embedding_length": tiny.n_embd,
+        "feed_forward_length": tiny.n_ff,
+        "attention.head_count": tiny.n_head,
+        "attention.head_count_kv": tiny.n_head_kv,
+        "attention.key_length": tiny.head_dim,
+        "attention.value_length": tiny.head_dim,
+        "attention.layer_norm_rms_epsilon": RMS_EPS,
+        "rope.dimension_count": tiny.head_dim,
+        "rope.freq_base": tiny.rope_base,
+        "vocab_size": len(tokens),
+    }
+    if tiny.architecture == "gemma3":
+        numbers["attention.sliding_window"] = tiny.window
+    return {f"{tiny.architecture}.{key}": value for key, value in numbers.items()} | {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
@@ -195,71 +226,3 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_string(key, value)
     else:
         writer.add_array(key, value)
-
-
-def write_tiny_llama(path: Path, **sizes: Any) -> Any:
-    """Write a tiny model and return the transformers LlamaForCausalLM of the same weights."""
-    weights = tiny_weights(write_tiny_gguf(path, **sizes))
-    return transformers_llama(Hyperparameters.from_gguf(open_gguf(path)), weights)
-
-
-def read_in_transformers(path: Path) -> Any:
-    """The transformers LlamaForCausalLM of a GGUF file, with its weights decoded to float32."""
-    file = open_gguf(path)
-    hp = Hyperparameters.from_gguf(file)
-    weights = {name: np.array(file.tensor(name)) for name in file.tensor_names}
-    for name in weights:
-        if name.endswith("attn_q.weight"):
-            weights[name] = halve(weights[name], hp.n_head)
-        elif name.endswith("attn_k.weight"):
-            weights[name] = halve(weights[name], hp.n_head_kv)
-    return transformers_llama(hp, weights)
-
-
-def transformers_llama(hp: Hyperparameters, weights: dict[str, Floats]) -> Any:
-    """A LlamaForCausalLM; `weights` by GGUF name, with q and k in half-split order."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=hp.n_vocab,
-        hidden_size=hp.n_embd,
-        intermediate_size=hp.n_ff,
-        num_hidden_layers=hp.n_layer,
-        num_attention_heads=hp.n_head,
-        num_key_value_heads=hp.n_head_kv,
-        head_dim=hp.head_dim,
-        max_position_embeddings=hp.n_ctx_train,
-        rope_parameters={"rope_type": "default", "rope_theta": hp.rope_base},
-        rms_norm_eps=hp.rms_eps,
-        tie_word_embeddings=hp.tied_embeddings,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    model = LlamaForCausalLM(config)
-    state = {transformers_name(name): torch.from_numpy(w) for name, w in weights.items()}
-    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    model.load_state_dict(state)
-    model.train(False)
-    return model
-
-
-def transformers_name(name: str) -> str:
-    """`blk.0.attn_q.weight` -> `model.layers.0.self_attn.q_proj.weight`."""
-    parts = {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    *layer, part, kind = name.split(".")
-    prefix = f"model.layers.{layer[1]}." if layer else ""
-    return f"{prefix}{parts[part]}.{kind}"

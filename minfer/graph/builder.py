@@ -55,6 +55,10 @@ class GraphBuilder:
         """x / rms(x) * weight, row by row."""
         return self._op("rms_norm", x, weight, width=x.width, eps=eps)
 
+    def head_norm(self, x: Value, weight: Value, eps: float) -> Value:
+        """rms_norm of each head of x [n, n_head * d], weight [d]; rows [n * n_head, d]."""
+        return self.rms_norm(self._reshape(x, self.heads.head_dim), weight, eps)
+
     def linear(self, weight: Any, x: Value) -> Value:
         """x @ weight.T: `matvec` when decoding, `matmul` in prefill; numerics follow the kind."""
         op = "matvec" if self.params.kind == DECODE else "matmul"
@@ -73,12 +77,24 @@ class GraphBuilder:
         return tuple(self._columns(rows, first, end) for first, end in parts)
 
     def add(self, x: Value, y: Value) -> Value:
-        """x + y."""
+        """x + y; y of the same shape, or one row."""
         return self._op("add", x, y, width=x.width)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor."""
+        return self._op("scale", x, width=x.width, factor=factor)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap)."""
+        return self._op("softcap", x, width=x.width, cap=cap)
 
     def silu_mul(self, gate: Value, up: Value) -> Value:
         """gate * sigmoid(gate) * up."""
         return self._op("silu_mul", gate, up, width=up.width)
+
+    def gelu_mul(self, gate: Value, up: Value) -> Value:
+        """gelu(gate) * up."""
+        return self._op("gelu_mul", gate, up, width=up.width)
 
     def qkv_rope_store(
         self, layer: int, q: Value, k: Value, v: Value, *, cos: Value, sin: Value, pairing: str

@@ -34,6 +34,7 @@ SPLITS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, each c
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3"}  # a word of the vocabulary is taken unmerged
+COMPOSED = {"qwen2"}  # text is brought into the Unicode form NFC first
 BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -84,6 +85,8 @@ class Vocabulary:
         built = tokenizers.Tokenizer(self._bpe() if self.model == "gpt2" else self._spm())
         if self.model == "gpt2":
             built.pre_tokenizer = self._splits()
+            if self.pre in COMPOSED:
+                built.normalizer = tokenizers.normalizers.NFC()
         else:
             built.normalizer = self._spaces()
         built.add_special_tokens(self._added(USER_DEFINED))

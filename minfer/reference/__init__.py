@@ -17,12 +17,15 @@ from minfer.reference.codec import (
 from minfer.reference.dense import (
     add,
     embed,
+    gelu_mul,
     matmul,
     matvec,
     qkv_rope_store,
     rms_norm,
     rope,
+    scale,
     silu_mul,
+    softcap,
     store_cells,
 )
 
@@ -37,6 +40,7 @@ __all__ = [
     "dot_q8_0",
     "embed",
     "encode_rows",
+    "gelu_mul",
     "matmul",
     "matvec",
     "qkv_rope_store",
@@ -45,7 +49,9 @@ __all__ = [
     "rope",
     "round_query",
     "runs_of",
+    "scale",
     "silu_mul",
+    "softcap",
     "split_q8_0",
     "store_cells",
 ]

@@ -65,9 +65,32 @@ def silu_mul(gate: Floats, up: Floats, *, config: Config | None = None) -> Doubl
     return out
 
 
+def gelu_mul(gate: Floats, up: Floats, *, config: Config | None = None) -> Doubles:
+    """gelu(gate) * up, with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
+
+    (1 + tanh(z)) / 2 is computed as 1 / (1 + exp(-2 z)), which does not cancel.
+    """
+    wide = np.asarray(gate, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        twice = 2 * np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+        out: Doubles = wide / (1 + np.exp(-twice)) * np.asarray(up, np.float64)
+    return out
+
+
 def add(x: Floats, y: Floats, *, config: Config | None = None) -> Doubles:
-    """x + y."""
+    """x + y; y [n, m] as x, or one row [m]."""
     return np.asarray(x, np.float64) + np.asarray(y, np.float64)
+
+
+def scale(x: Floats, *, factor: float, config: Config | None = None) -> Doubles:
+    """x times the float32 nearest to factor."""
+    return np.asarray(x, np.float64) * float(np.float32(factor))
+
+
+def softcap(x: Floats, *, cap: float, config: Config | None = None) -> Doubles:
+    """cap * tanh(x / cap)."""
+    out: Doubles = cap * np.tanh(np.asarray(x, np.float64) / cap)
+    return out
 
 
 def embed(weight: Floats, tokens: Int32, *, config: Config | None = None) -> Doubles:
