@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
         cache_type=args.cache_type,
         n_ctx=args.n_ctx,
         threads=args.threads,
+        weights=args.weights,
         progress=not args.json and sys.stderr.isatty(),
     )
     tokens = _tokens(engine, prompt, args)

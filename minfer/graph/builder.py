@@ -9,16 +9,20 @@ after its last use.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minfer import registry
-from minfer.format import cell_words
+from minfer.format import KvFormat, cell_words
 from minfer.graph.nodes import Graph, Heads, LayerRegions, Node, Value
 from minfer.graph.params import GraphParams
+from minfer.graph.weight import Weight
 from minfer.ops import DECODE, Kernel, Shape
+from minfer.receipt import Receipt
 from minfer.registry import Choice
+
+COMPUTED = Weight(None)  # rows that the graph computes are float32
 
 
 @dataclass
@@ -34,12 +38,18 @@ class GraphBuilder:
     _inputs: dict[str, Value] = field(default_factory=dict)
     _regions: dict[int, LayerRegions] = field(default_factory=dict)
     _stored: dict[int, tuple[Value, Value]] = field(default_factory=dict)
-    _choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
+    _choices: dict[tuple[str, str, KvFormat], Choice] = field(default_factory=dict)
+    _weights: dict[int, Weight] = field(default_factory=dict)
+    _origins: dict[tuple[str, str, KvFormat], dict[str, None]] = field(default_factory=dict)
     _block_m: int = 1
 
     def constant(self, array: Any) -> Value:
-        """A weight or table that lives as long as the graph."""
-        return self._slot(array.shape[-1], array)
+        """A `Weight`, or an array, that lives as long as the graph."""
+        if not isinstance(array, Weight):
+            return self._slot(array.shape[-1], array)
+        value = self._slot(array.shape[1], array.array)
+        self._weights[value.slot] = array
+        return value
 
     def input(self, name: str) -> Value:
         """An int input that `graph.run.fill_batch_inputs` fills for every batch, by its name."""
@@ -49,18 +59,19 @@ class GraphBuilder:
 
     def rows(self, table: Value, index: Value) -> Value:
         """The rows of `table` that an int input names."""
-        return self._op("embed", table, index, width=table.width)
+        weight = self._weights.get(table.slot)
+        return self._op("embed", table, index, width=table.width, weight=weight or COMPUTED)
 
     def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
         """x / rms(x) * weight, row by row."""
         return self._op("rms_norm", x, weight, width=x.width, eps=eps)
 
-    def linear(self, weight: Any, x: Value) -> Value:
+    def linear(self, weight: Weight, x: Value) -> Value:
         """x @ weight.T: `matvec` when decoding, `matmul` in prefill; numerics follow the kind."""
         op = "matvec" if self.params.kind == DECODE else "matmul"
-        return self._op(op, self.constant(weight), x, width=weight.shape[0])
+        return self._op(op, self.constant(weight), x, width=weight.shape[0], weight=weight)
 
-    def linears(self, stacked: Any, sizes: Sequence[int], x: Value) -> tuple[Value, ...]:
+    def linears(self, stacked: Weight, sizes: Sequence[int], x: Value) -> tuple[Value, ...]:
         """x @ part.T for each part of `stacked`, `sizes` rows of it one after the other.
 
         Decode reads all parts in one launch and cuts the result; a row's bits are the same.
@@ -68,7 +79,7 @@ class GraphBuilder:
         ends = list(itertools.accumulate(sizes))
         parts = list(zip([0, *ends], ends, strict=False))
         if self.params.kind != DECODE:
-            return tuple(self.linear(stacked[first:end], x) for first, end in parts)
+            return tuple(self.linear(stacked.rows(first, end), x) for first, end in parts)
         rows = self.linear(stacked, x)
         return tuple(self._columns(rows, first, end) for first, end in parts)
 
@@ -126,7 +137,7 @@ class GraphBuilder:
             output=output.slot,
             n_vocab=self.n_vocab,
             block_m=self._block_m,
-            receipts=tuple(choice.receipt for choice in self._choices.values()),
+            receipts=tuple(self._receipts()),
         )
 
     def _slot(self, width: int, value: Any = None) -> Value:
@@ -145,8 +156,14 @@ class GraphBuilder:
         computed = {slot for node in self._nodes for slot in node.outputs}
         return frozenset(range(len(self._slots))) - computed
 
-    def _choose(self, op: str, layer: int = 0) -> Choice:
-        key = (op, self.params.devices[layer])
+    def _receipts(self) -> Iterator[Receipt]:
+        """One a choice, with the origins of the weights it reads."""
+        for key, choice in self._choices.items():
+            yield replace(choice.receipt, weights=tuple(self._origins.get(key, ())))
+
+    def _choose(self, op: str, layer: int = 0, weight: Weight | None = None) -> Choice:
+        fmt = self.params.kv_format if weight is None else weight.fmt
+        key = (op, self.params.devices[layer], fmt)
         if key not in self._choices:
             shape = Shape(
                 kind=self.params.kind,
@@ -158,16 +175,21 @@ class GraphBuilder:
             self._choices[key] = registry.select(
                 op,
                 device=key[1],
-                fmt=self.params.kv_format,
+                fmt=fmt,
                 shape=shape,
                 variant=dict(self.params.variants).get(op),
                 config={} if self.threads is None else {"threads": self.threads},
             )
+        if weight is not None and weight.origin:
+            self._origins.setdefault(key, {})[weight.origin] = None
         return self._choices[key]
 
-    def _op(self, op: str, *inputs: Value, width: int, **scalars: Any) -> Value:
+    def _op(
+        self, op: str, *inputs: Value, width: int, weight: Weight | None = None, **scalars: Any
+    ) -> Value:
         out = self._slot(width)
-        self._append(self._choose(op), inputs, (out,), scalars)
+        stored = {} if weight is None else {"fmt": weight.fmt}
+        self._append(self._choose(op, weight=weight), inputs, (out,), {**scalars, **stored})
         return out
 
     def _reshape(self, x: Value, *shape: int) -> Value:

@@ -31,7 +31,7 @@ def forward(
 ) -> Value:
     """Logits [n_out, n_vocab] of the rows in `out_rows`.
 
-    weights: what `models.weights.decode_weights` gives. rope: cos and sin of `rope.tables`.
+    weights: what `models.weights.load_weights` gives. rope: cos and sin of `rope.tables`.
     """
     cos, sin = b.constant(rope[0]), b.constant(rope[1])
     n_q, n_kv = hp.n_head * hp.head_dim, hp.n_head_kv * hp.head_dim

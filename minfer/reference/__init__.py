@@ -1,7 +1,8 @@
 """One oracle per op, in numpy: what a kernel must compute, written so that it can be read.
 
 The names and the argument order are those of the kernels; `config` is accepted and ignored. The
-q8_0 functions, products with a q8_0 weight included, are bit oracles, stores work on canonical bytes, everything else is float64.
+q8_0 functions and products with a q8_0 weight are bit oracles, stores work on canonical bytes,
+everything else is float64.
 """
 
 from minfer.reference.attention import attention, attn_map, attn_window, round_query, runs_of
