@@ -60,6 +60,6 @@ def require(needs: dict[str, int], free: int | None = None) -> None:
         raise Refusal(
             "0.1",
             f"needs {human(total)} ({parts}), {human(free)} free; "
-            "use fewer cells (--n-ctx), a q8_0 cache or a smaller model",
+            "use fewer cells (--n-ctx), a q8_0 cache, --weights q8_0 or a smaller model",
             {"needs": total, "free": free, **needs},
         )

@@ -15,6 +15,7 @@ from minfer.kernels_numba import matmul, matvec
 from minfer.kernels_numba.dense import embed_rows
 from minfer.kernels_numba.matmul import matmul_blocks, matmul_tiles
 from minfer.kernels_numba.matvec import matvec_blocks, matvec_lanes
+from minfer.ops import Shape
 
 F32, F16, Q8_0 = KvFormat
 ONE, TWO = {"threads": 1}, {"threads": 2}
@@ -80,7 +81,7 @@ def test_f16_equals_f32_over_the_decoded_weight(op: str, n_in: int, n_out: int, 
 
 @pytest.mark.parametrize("op", ["matvec", "matmul"])
 @pytest.mark.parametrize(("n_in", "n_out"), BLOCK_SIZES)
-@pytest.mark.parametrize("n", [1, 3, 6, 17])
+@pytest.mark.parametrize("n", [1, 3, 6, 17, 31])
 def test_q8_0_equals_the_oracle_to_the_bit(op: str, n_in: int, n_out: int, n: int) -> None:
     weight, x = stored(normal(n_out, n_in), Q8_0), normal(n, n_in, seed=1)
     wanted = reference.matvec(weight, x, fmt=Q8_0)
@@ -125,7 +126,7 @@ def test_a_product_row_depends_on_itself_only(op: str, fmt: KvFormat, n_in: int)
 
 @EACH
 def test_a_product_column_depends_on_its_weights_only(op: str, fmt: KvFormat) -> None:
-    weight, x = stored(normal(131, 96), fmt), normal(7, 96, seed=1)
+    weight, x = stored(normal(131, 96), fmt), normal(19, 96, seed=1)
     whole = PRODUCTS[op, fmt](weight, x, fmt=fmt, config=TWO)
     for n in (1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 130):
         part = PRODUCTS[op, fmt](weight[:n], x, fmt=fmt, config=TWO)
@@ -146,7 +147,7 @@ def test_few_bytes_are_left_to_one_thread_without_a_change(monkeypatch: pytest.M
 
 @EACH
 def test_damage_stays_in_its_row_and_column(op: str, fmt: KvFormat) -> None:
-    weight, x = normal(70, 64), normal(9, 64, seed=1)
+    weight, x = normal(70, 64), normal(19, 64, seed=1)
     clean = PRODUCTS[op, fmt](stored(weight, fmt), x, fmt=fmt, config=TWO)
     weight[66, 49], x[2, 3] = np.nan, np.inf
     out = PRODUCTS[op, fmt](stored(weight, fmt), x, fmt=fmt, config=TWO)
@@ -157,7 +158,7 @@ def test_damage_stays_in_its_row_and_column(op: str, fmt: KvFormat) -> None:
 
 @EACH
 def test_weights_mapped_read_only_need_no_other_compilation(op: str, fmt: KvFormat) -> None:
-    weight, x = stored(normal(4, 32), fmt), normal(2, 32)
+    weight, x = stored(normal(4, 32), fmt), normal(17, 32)
     mapped = weight.copy()
     mapped.flags.writeable = False
     out = [PRODUCTS[op, fmt](w, x, fmt=fmt, config=ONE) for w in (weight, mapped)]
@@ -185,6 +186,10 @@ def test_the_format_of_a_weight_chooses_its_variant() -> None:
         assert choice.launch is launch
         said = f"x {'q8_0' if fmt is Q8_0 else 'f32'}, weight {fmt}, acc f32"
         assert choice.receipt.numerics == said
+    odd = Shape(head_dim=80)  # whole blocks are asked of cells, not of weights
+    assert registry.select("matvec", fmt="q8_0", shape=odd).launch is matvec_blocks
+    with pytest.raises(Refusal, match="head_dim is 80"):
+        registry.select("attn_window", fmt="q8_0", shape=odd)
     with pytest.raises(Refusal, match="does not read q8_0"):
         registry.select("matvec", fmt="q8_0", variant="lanes")
 

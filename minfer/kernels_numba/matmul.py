@@ -30,6 +30,7 @@ from minfer.kernels_numba._panels import (
 )
 from minfer.kernels_numba._query import QUERY_BLOCK, ROUNDING, pack_row, query_bytes
 from minfer.kernels_numba._workers import THREADS, Worker, n_workers, read, run, share
+from minfer.kernels_numba.matvec import COLUMNS, matvec_blocks
 from minfer.ops import Config, variant
 
 
@@ -218,7 +219,12 @@ def matmul_tiles(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Fl
 
 @variant(formats=(KvFormat.Q8_0,), query=ROUNDING, space={"threads": THREADS})
 def matmul_blocks(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Floats:
-    """x [n, n_in] @ weight.T, weight q8_0 blocks uint8 [n_out, n_in / 32 * 34]: f32 [n, n_out]."""
+    """x [n, n_in] @ weight.T, weight q8_0 blocks uint8 [n_out, n_in / 32 * 34]: f32 [n, n_out].
+
+    A few rows go the way of `matvec_blocks`: the same bits, sooner than panels are packed.
+    """
+    if len(x) <= COLUMNS:
+        return matvec_blocks(weight, x, fmt=fmt, config=config)
     weight, x = product(weight, x, fmt)
     threads = n_workers(config["threads"])
     packed = np.empty((len(x), query_bytes(fmt, x.shape[1])), np.uint8)
