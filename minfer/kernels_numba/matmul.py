@@ -100,7 +100,7 @@ def _pack_kernel(fmt: KvFormat) -> Any:
 
     @kernel(key=fmt.value)
     def pack_panel(weight, first, k0, depth, mine):
-        """Columns first .. of k0 .. k0 + depth - 1, zero past the last weight row."""
+        """Columns first .. of k0 .. k0 + depth - 1; past the last weight row they hold anything."""
         at, width = k0 // unit * weight_bytes, depth // unit * weight_bytes
         source, stride = mine.source, weight.shape[1]
         for c in range(0, columns, LANES):
@@ -108,7 +108,6 @@ def _pack_kernel(fmt: KvFormat) -> Any:
             if n == LANES and depth % LANES == 0:
                 pack_16(address(weight[first + c]) + at, stride, target, depth)
                 continue
-            source[:] = 0
             for r in range(n):
                 source[r, :width] = weight[first + c + r, at : at + width]
             whole = (depth + LANES - 1) // LANES * LANES
@@ -123,11 +122,10 @@ def _edge_kernel(fmt: KvFormat) -> Any:
 
     @kernel(key=fmt.value)
     def edge_tile(x, row, k0, depth, out, c0, mine):
-        """A tile that hangs over the last row or column: through a whole one."""
+        """A tile that hangs over the last row or column: through a whole one, partly garbage."""
         rows, used = min(ROWS, out.shape[0] - row), min(columns, out.shape[1] - c0)
         tile, values = mine.tile, mine.values
         at, width = k0 // unit * row_bytes, depth // unit * row_bytes
-        tile[:], values[:] = 0, 0
         for r in range(rows):
             tile[r, :used] = out[row + r, c0 : c0 + used]
             values[r, :width] = x[row + r, at : at + width]
