@@ -125,6 +125,14 @@ def test_a_product_row_depends_on_itself_only(op: str, fmt: KvFormat, n_in: int)
 
 
 @EACH
+def test_a_product_over_nothing_is_zero(op: str, fmt: KvFormat) -> None:
+    weight, x = stored(normal(70, 0), fmt), normal(19, 0)
+    for config in (ONE, TWO):
+        out = PRODUCTS[op, fmt](weight, x, fmt=fmt, config=config)
+        assert out.shape == (19, 70) and (out == 0).all()
+
+
+@EACH
 def test_a_product_column_depends_on_its_weights_only(op: str, fmt: KvFormat) -> None:
     weight, x = stored(normal(131, 96), fmt), normal(19, 96, seed=1)
     whole = PRODUCTS[op, fmt](weight, x, fmt=fmt, config=TWO)

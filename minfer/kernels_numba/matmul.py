@@ -68,30 +68,36 @@ class Scratch(NamedTuple):
 
 
 def _tile(fmt: KvFormat) -> Any:
-    """Intrinsic (x, x stride, depth, panel, out, out stride): out[6][columns] += x @ panel."""
+    """Intrinsic (x, x stride, k0, depth, panel, out, out stride): out[6][columns] += x @ panel.
+
+    At k0 = 0 it counts from zero, whatever lies in `out`.
+    """
     parts = range(panel_keys(fmt) // LANES)
 
     def emit(
-        e: Emitter, x: Any, x_stride: Any, depth: Any, panel: Any, out: Any, out_stride: Any
+        e: Emitter, x: Any, stride: Any, k0: Any, depth: Any, panel: Any, out: Any, out_stride: Any
     ) -> None:
         rows = e.rows(out, out_stride, ROWS)
-        before = [[e.load(VF, row, 4 * LANES * p) for p in parts] for row in rows]
-        if fmt is KvFormat.Q8_0:
-            sums = [[e.variable(value) for value in line] for line in before]
-            multiply_blocks(e, sums, x, x_stride, panel, depth)
-            after = [[e.get(total) for total in line] for line in sums]
-        else:
-            sums = [[e.variable(e.const(VF, 0.0)) for _ in line] for line in before]
-            multiply(e, sums, x, x_stride, panel, 4 * LANES * len(parts), depth)
-            after = [
-                [e.builder.fadd(e.load(VF, row, 4 * LANES * p), e.get(line[p])) for p in parts]
-                for row, line in zip(rows, sums, strict=True)
-            ]
-        for row, line in zip(rows, after, strict=True):
-            for p, total in enumerate(line):
-                e.store(total, row, 4 * LANES * p)
+        first = e.builder.icmp_unsigned("==", k0, e.index(0))
 
-    return intrinsic_of("pppppp:v", emit)
+        def load(row: Any, part: int) -> Any:
+            before = e.load(VF, row, 4 * LANES * part)
+            return e.builder.select(first, e.const(VF, 0.0), before)
+
+        if fmt is KvFormat.Q8_0:
+            sums = [[e.variable(load(row, p)) for p in parts] for row in rows]
+            multiply_blocks(e, sums, x, stride, panel, depth)
+        else:
+            sums = [[e.variable(e.const(VF, 0.0)) for _ in parts] for _ in rows]
+            multiply(e, sums, x, stride, panel, 4 * LANES * len(parts), depth)
+            for row, line in zip(rows, sums, strict=True):
+                for p, chain in enumerate(line):
+                    e.set(chain, e.builder.fadd(load(row, p), e.get(chain)))
+        for row, line in zip(rows, sums, strict=True):
+            for p, total in enumerate(line):
+                e.store(e.get(total), row, 4 * LANES * p)
+
+    return intrinsic_of("ppppppp:v", emit)
 
 
 def _pack_kernel(fmt: KvFormat) -> Any:
@@ -129,8 +135,8 @@ def _edge_kernel(fmt: KvFormat) -> Any:
         for r in range(rows):
             tile[r, :used] = out[row + r, c0 : c0 + used]
             values[r, :width] = x[row + r, at : at + width]
-        stride = values.shape[1]
-        tile_of(address(values), stride, depth, address(mine.panel), address(tile), 4 * columns)
+        panel, stride = address(mine.panel), values.shape[1]
+        tile_of(address(values), stride, k0, depth, panel, address(tile), 4 * columns)
         for r in range(rows):
             out[row + r, c0 : c0 + used] = tile[r, :used]
 
@@ -145,14 +151,14 @@ def _matmul_worker(fmt: KvFormat) -> Worker:
     def part(weight, x, n_in, out, c0, first, last, mine):
         """The columns of a panel at c0, rows first .. last-1."""
         n, n_out = out.shape
-        for k0 in range(0, n_in, units * unit):
+        for k0 in range(0, max(n_in, 1), units * unit):  # once over nothing, for zeros
             depth = min(units * unit, n_in - k0)
             pack_panel(weight, c0, k0, depth, mine)
             for row in range(first, last, ROWS):
                 if row + ROWS <= n and c0 + columns <= n_out:
                     source = address(x[row]) + k0 // unit * row_bytes
                     panel, target = address(mine.panel), address(out[row, c0:])
-                    tile_of(source, x.shape[1], depth, panel, target, 4 * n_out)
+                    tile_of(source, x.shape[1], k0, depth, panel, target, 4 * n_out)
                 else:
                     edge_tile(x, row, k0, depth, out, c0, mine)
 
@@ -200,7 +206,7 @@ def _arguments(weight: Bytes, rows: Floats, x: Bytes, fmt: KvFormat, threads: in
     # few panels are shared more evenly as halves of the rows; a panel is then packed twice
     few = len(weight) < 16 * tiling.columns * threads
     parts = 2 if few and len(rows) >= 32 * ROWS else 1
-    out = np.zeros((len(rows), len(weight)), np.float32)
+    out = np.empty((len(rows), len(weight)), np.float32)
     return weight, rows, x, out, scratch, np.zeros(1, np.int64), parts
 
 
