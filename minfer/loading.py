@@ -83,6 +83,7 @@ def load_model(
             "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
         }
     )
+    memory.keep_freed_pages()
     tokenizer = Tokenizer.from_gguf(file.metadata)
     loaded = load_weights(file, plan, progress=progress)
     store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
