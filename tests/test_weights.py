@@ -99,8 +99,14 @@ def test_formats_are_parsed_strictly() -> None:
 def test_auto_takes_q8_0_as_it_is_and_decodes_the_rest(small: GgufFile) -> None:
     found = load(small)
     said = {name: (w.fmt, w.origin) for name, w in found.items() if isinstance(w, Weight)}
+    apart = found["blk.0.attn_qkv.weight"]
+    assert [(part.fmt, part.origin) for part in apart] == [
+        *[(F32, "decoded from Q4_1")] * 2,
+        (Q8_0, "as in the file"),
+    ]
+    assert (apart[1].array == small.tensor("blk.0.attn_k.weight")).all()
+    assert np.shares_memory(apart[2].array, small.stored("blk.0.attn_v.weight"))
     assert {name[6:]: how for name, how in said.items() if name.startswith("blk.0.")} == {
-        "attn_qkv.weight": (F32, "decoded from Q4_1, Q8_0"),
         "ffn_gate_up.weight": (Q8_0, "as in the file"),
         "ffn_down.weight": (F32, "decoded from F16"),
         "attn_output.weight": (F32, "as in the file"),
@@ -166,7 +172,9 @@ def test_what_has_its_format_in_the_file_stays_there(small: GgufFile) -> None:
 def test_the_plan_knows_how_much_memory_it_takes(small: GgufFile, wanted: str | None) -> None:
     plan = plan_weights(small, parse_weights(wanted))
     stored = [small.stored(name) for name in small.tensor_names]
-    arrays = [getattr(w, "array", w) for w in load_weights(small, plan).values()]
+    loaded = load_weights(small, plan).values()
+    each = [part for w in loaded for part in (w if isinstance(w, tuple) else (w,))]
+    arrays = [getattr(w, "array", w) for w in each]
     taken = sum(a.nbytes for a in arrays if not any(np.shares_memory(a, s) for s in stored))
     assert sum(planned.n_bytes for planned in plan) == taken > 0
 
@@ -251,6 +259,8 @@ def test_a_model_of_many_types_equals_the_model_of_its_decoded_values(
             GGUFWriter, "add_tensor", lambda writer, name, tensor: add(writer, name, next(values))
         )
         write_tiny_gguf(plain, n_embd=256, n_ff=256, n_head=8, n_head_kv=4, tied=False)
+    full, auto = logits(mixed, "f32")[1], logits(mixed, None)[1]
+    assert 0 < np.abs(auto - full).max() < 8 / 254 * np.abs(full).max()
     for how in ("f32", "f16", "q8_0"):
         found, wanted = logits(mixed, how)[1], logits(plain, how)[1]
         if how == "q8_0":  # its Q8_0 tensors are used, the other file's are quantized again
@@ -265,8 +275,10 @@ def test_receipts_tell_how_weights_came_to_their_format(
     write_in_types(tmp_path / "m.gguf", ["Q8_0", "Q4_1"], monkeypatch)
     engine, _ = logits(tmp_path / "m.gguf", None)
     auto = {(r.variant, r.fmt): set(r.weights) for r in engine.receipts() if r.op == "matvec"}
-    mixed = {f"decoded from {kinds}" for kinds in ("Q4_1", "Q4_1, Q8_0", "Q8_0, Q4_1")}
-    assert auto == {("lanes", "f32"): mixed, ("blocks", "q8_0"): {"as in the file"}}
+    assert auto == {
+        ("lanes", "f32"): {"decoded from Q4_1"},
+        ("blocks", "q8_0"): {"as in the file"},
+    }
     engine, _ = logits(tmp_path / "m.gguf", "q8_0")
     (receipt,) = (r for r in engine.receipts() if r.op == "matmul")
     made = {"requantized from Q4_1", "requantized from Q4_1, Q8_0 as it is"}

@@ -71,11 +71,16 @@ class GraphBuilder:
         op = "matvec" if self.params.kind == DECODE else "matmul"
         return self._op(op, self.constant(weight), x, width=weight.shape[0], weight=weight)
 
-    def linears(self, stacked: Weight, sizes: Sequence[int], x: Value) -> tuple[Value, ...]:
+    def linears(
+        self, stacked: Weight | tuple[Weight, ...], sizes: Sequence[int], x: Value
+    ) -> tuple[Value, ...]:
         """x @ part.T for each part of `stacked`, `sizes` rows of it one after the other.
 
-        Decode reads all parts in one launch and cuts the result; a row's bits are the same.
+        Decode reads all parts in one launch and cuts the result; a row's bits are the same. Parts
+        of different formats come as a tuple.
         """
+        if isinstance(stacked, tuple):
+            return tuple(self.linear(part, x) for part in stacked)
         ends = list(itertools.accumulate(sizes))
         parts = list(zip([0, *ends], ends, strict=False))
         if self.params.kind != DECODE:

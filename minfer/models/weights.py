@@ -82,8 +82,17 @@ class Planned:
 
 
 def plan_weights(file: GgufFile, wanted: KvFormat | None) -> list[Planned]:
-    """What `load_weights` makes of every tensor. wanted: format of the matrices, None for auto."""
-    return [_planned(file, *group, wanted) for group in _groups(file.tensor_names)]
+    """What `load_weights` makes of every tensor. wanted: format of the matrices, None for auto.
+
+    A stack of which auto takes only some parts as they are is left in its parts.
+    """
+    plan = []
+    for name, tensors in _groups(file.tensor_names):
+        native = {file.tensor_info(tensor).type == "Q8_0" for tensor in tensors}
+        apart = wanted is None and len(native) > 1
+        parts = [(t, (t,)) for t in tensors] if apart else [(name, tensors)]
+        plan += [_planned(file, *part, wanted) for part in parts]
+    return plan
 
 
 def _groups(names: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -131,7 +140,8 @@ def _planned(
 def load_weights(file: GgufFile, plan: list[Planned], *, progress: bool = False) -> dict[str, Any]:
     """Every array of the plan by name, read-only: a `Weight` for a matrix, float32 for a vector.
 
-    progress: show a bar on stderr. Refuses a tensor that its format cannot hold.
+    A stack that the plan leaves in its parts is a tuple of them. progress: show a bar on stderr.
+    Refuses a tensor that its format cannot hold.
     """
     from tqdm import tqdm
 
@@ -150,6 +160,9 @@ def load_weights(file: GgufFile, plan: list[Planned], *, progress: bool = False)
         array = arrays[p.name].view()
         array.flags.writeable = False
         loaded[p.name] = Weight(array, p.fmt, p.origin) if array.ndim == 2 else array
+    for name, tensors in _groups(tuple(loaded)):
+        if len(tensors) > 1:
+            loaded[name] = tuple(loaded.pop(tensor) for tensor in tensors)
     return loaded
 
 
