@@ -26,7 +26,6 @@ KINDS = (PREFILL, DECODE)
 # Which dimensions of a head row turn together: i and i + n_rot / 2, or 2i and 2i + 1.
 HALF, INTERLEAVED = "half", "interleaved"
 PAIRINGS = (HALF, INTERLEAVED)
-
 CELLS, WEIGHT = "cells", "weight"  # what a storage format is of
 
 
@@ -35,8 +34,7 @@ class Op:
     """One row of the op table.
 
     `args` are the tensors in the order of the equation and `keywords` the scalars; every backend
-    and the oracle take exactly these. `formats` says what the storage format `fmt` is of, "" where
-    no variant differs by it.
+    and the oracle take exactly these. `formats` says what `fmt` is the format of, "" for nothing.
     """
 
     name: str

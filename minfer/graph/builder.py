@@ -9,17 +9,16 @@ after its last use.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minfer import registry
-from minfer.format import KvFormat, cell_words
+from minfer.format import cell_words
+from minfer.graph.choices import Choices
 from minfer.graph.nodes import Graph, Heads, LayerRegions, Node, Value
 from minfer.graph.params import GraphParams
 from minfer.graph.weight import Weight
-from minfer.ops import DECODE, Kernel, Shape
-from minfer.receipt import Receipt
+from minfer.ops import DECODE, Kernel
 from minfer.registry import Choice
 
 COMPUTED = Weight(None)  # rows that the graph computes are float32
@@ -38,10 +37,11 @@ class GraphBuilder:
     _inputs: dict[str, Value] = field(default_factory=dict)
     _regions: dict[int, LayerRegions] = field(default_factory=dict)
     _stored: dict[int, tuple[Value, Value]] = field(default_factory=dict)
-    _choices: dict[tuple[str, str, KvFormat], Choice] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
-    _origins: dict[tuple[str, str, KvFormat], dict[str, None]] = field(default_factory=dict)
     _block_m: int = 1
+
+    def __post_init__(self) -> None:
+        self._choices = Choices(self.params, self.heads, self.threads)
 
     def constant(self, array: Any) -> Value:
         """A `Weight`, or an array, that lives as long as the graph."""
@@ -100,7 +100,7 @@ class GraphBuilder:
         self, layer: int, q: Value, k: Value, v: Value, *, cos: Value, sin: Value, pairing: str
     ) -> Value:
         """Rotate q and k by position, store k and v by cell; returns q as heads."""
-        choice = self._choose("qkv_rope_store", layer)
+        choice = self._choices.choose("qkv_rope_store", layer)
         h, regions = self.heads, self._load(layer)
         inputs = (
             self._reshape(q, h.n_head, h.head_dim),
@@ -122,7 +122,7 @@ class GraphBuilder:
     def attention(self, layer: int, q: Value, scale: float) -> Value:
         """Attention of q over the cells of `layer` as stored above; rows [n, n_head * d]."""
         mode, width = self.params.windows[layer]
-        choice = self._choose(mode.op, layer)
+        choice = self._choices.choose(mode.op, layer)
         self._block_m = choice.block_m
         k, v = self._stored[layer]
         window = (self.input("positions"), self.input("window"), self.input("tiles"))
@@ -142,7 +142,7 @@ class GraphBuilder:
             output=output.slot,
             n_vocab=self.n_vocab,
             block_m=self._block_m,
-            receipts=tuple(self._receipts()),
+            receipts=tuple(self._choices.receipts()),
         )
 
     def _slot(self, width: int, value: Any = None) -> Value:
@@ -161,40 +161,12 @@ class GraphBuilder:
         computed = {slot for node in self._nodes for slot in node.outputs}
         return frozenset(range(len(self._slots))) - computed
 
-    def _receipts(self) -> Iterator[Receipt]:
-        """One a choice, with the origins of the weights it reads."""
-        for key, choice in self._choices.items():
-            yield replace(choice.receipt, weights=tuple(self._origins.get(key, ())))
-
-    def _choose(self, op: str, layer: int = 0, weight: Weight | None = None) -> Choice:
-        fmt = self.params.kv_format if weight is None else weight.fmt
-        key = (op, self.params.devices[layer], fmt)
-        if key not in self._choices:
-            shape = Shape(
-                kind=self.params.kind,
-                n_q=self.params.n_tokens,
-                n_head=self.heads.n_head,
-                n_head_kv=self.heads.n_head_kv,
-                head_dim=self.heads.head_dim,
-            )
-            self._choices[key] = registry.select(
-                op,
-                device=key[1],
-                fmt=fmt,
-                shape=shape,
-                variant=dict(self.params.variants).get(op),
-                config={} if self.threads is None else {"threads": self.threads},
-            )
-        if weight is not None and weight.origin:
-            self._origins.setdefault(key, {})[weight.origin] = None
-        return self._choices[key]
-
     def _op(
         self, op: str, *inputs: Value, width: int, weight: Weight | None = None, **scalars: Any
     ) -> Value:
         out = self._slot(width)
         stored = {} if weight is None else {"fmt": weight.fmt}
-        self._append(self._choose(op, weight=weight), inputs, (out,), {**scalars, **stored})
+        self._append(self._choices.choose(op, weight=weight), inputs, (out,), {**scalars, **stored})
         return out
 
     def _reshape(self, x: Value, *shape: int) -> Value:
