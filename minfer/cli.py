@@ -155,11 +155,8 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
     p.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="default 64")
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
-    p.add_argument(
-        "--weights",
-        metavar="T",
-        help="f32, f16 or q8_0; default: the file's Q8_0 matrices as they are, others as f32",
-    )
+    kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
+    p.add_argument("--weights", metavar="T", help=kept)
     p.add_argument("--n-ctx", type=int, metavar="N", help="cells of the cache; default 4096")
     p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
     p.add_argument("--threads", type=int, metavar="N", help="default all cores")
