@@ -60,14 +60,16 @@ class Engine:
         cache_type: str | KvFormat | None = None,
         n_ctx: int | None = None,
         threads: int | None = None,
+        weights: str | KvFormat | None = None,
         progress: bool = False,
     ) -> Engine:
         """Load a GGUF model.
 
         cache_type: f32, f16 or q8_0; else MINFER_CACHE_TYPE, else the device's default.
         n_ctx: cells of the cache; default 4096, or what the model was trained for if that is less.
-        threads: workers of every kernel, default the cores this process may use. progress: show a
-        bar on stderr while weights are decoded.
+        threads: workers of every kernel, default the cores this process may use. weights: format
+        of the matrices, f32, f16 or q8_0; None or auto: Q8_0 ones as they are, others as f32.
+        progress: show a bar on stderr while weights are decoded.
 
         Refuses before loading: a bad file, an unknown format, q8_0 on odd head sizes, a device
         that is not there, and what would not fit in memory.
@@ -78,6 +80,7 @@ class Engine:
             cache_type=cache_type,
             n_ctx=n_ctx,
             threads=threads,
+            weights=weights,
             progress=progress,
         )
         return cls(loaded)
@@ -127,7 +130,7 @@ class Engine:
     def receipts(self) -> list[Receipt]:
         """Which variant every op of the graphs built so far got, and why."""
         all_of = [receipt for graph in self._graphs for receipt in graph.receipts]
-        return list({(r.op, r.variant, r.shape.kind): r for r in all_of}.values())
+        return list({(r.op, r.variant, r.fmt, r.shape.kind): r for r in all_of}.values())
 
     def forward(self, batch: Batch, n_out: int = 1) -> Floats:
         """Run one batch and keep its rows; returns float32 logits (contract 7.3).

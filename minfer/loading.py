@@ -16,7 +16,7 @@ from minfer.models import gguf
 from minfer.models.gguf import GgufFile
 from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.tokenizer import Tokenizer
-from minfer.models.weights import decode_weights, decoded_bytes
+from minfer.models.weights import load_weights, parse_weights, plan_weights
 
 DEFAULT_N_CTX = 4096
 PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contract 6.1)
@@ -24,7 +24,7 @@ PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contr
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What an engine is made of. weights: what `models.weights.decode_weights` gives."""
+    """What an engine is made of. weights: what `models.weights.load_weights` gives."""
 
     file: GgufFile
     hp: Hyperparameters
@@ -54,6 +54,7 @@ def load_model(
     cache_type: str | KvFormat | None,
     n_ctx: int | None,
     threads: int | None,
+    weights: str | KvFormat | None,
     progress: bool,
 ) -> LoadedModel:
     """Load a GGUF file; arguments and refusals are those of `Engine.load`."""
@@ -64,6 +65,7 @@ def load_model(
         threads = whole_number(threads, "threads", "10", low=1)
     if n_ctx is not None:
         n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
+    wanted = parse_weights(weights)
     file = gguf.open_gguf(path)
     hp = Hyperparameters.from_gguf(file)
     sizes = {"n_layer": hp.n_layer, "n_head_kv": hp.n_head_kv, "head_dim": hp.head_dim}
@@ -72,18 +74,20 @@ def load_model(
     )
     cells = min(DEFAULT_N_CTX, hp.n_ctx_train) if n_ctx is None else n_ctx
     sizes["n_ctx"] = cells
+    plan = plan_weights(file, wanted)
     memory.require(
         {
-            "weights": decoded_bytes(file),
+            "weights": sum(planned.n_bytes for planned in plan),
             f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
             "rotary tables": sum(rope.table_bytes(cells, r.n_rot) for r in hp.ropes),
             "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
         }
     )
+    memory.keep_freed_pages()
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    weights = decode_weights(file, progress=progress)
+    loaded = load_weights(file, plan, progress=progress)
     store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
-    return LoadedModel(file, hp, tokenizer, weights, store)
+    return LoadedModel(file, hp, tokenizer, loaded, store)
 
 
 def activation_bytes(hp: Hyperparameters, n_tokens: int) -> int:

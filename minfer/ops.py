@@ -26,6 +26,7 @@ KINDS = (PREFILL, DECODE)
 # Which dimensions of a head row turn together: i and i + n_rot / 2, or 2i and 2i + 1.
 HALF, INTERLEAVED = "half", "interleaved"
 PAIRINGS = (HALF, INTERLEAVED)
+CELLS, WEIGHT = "cells", "weight"  # what a storage format is of
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class Op:
     """One row of the op table.
 
     `args` are the tensors in the order of the equation and `keywords` the scalars; every backend
-    and the oracle take exactly these. `formats` says whether variants differ by storage format.
+    and the oracle take exactly these. `formats` says what `fmt` is the format of, "" for nothing.
     """
 
     name: str
     args: tuple[str, ...]
     keywords: tuple[str, ...]
     summary: str
-    formats: bool = False
+    formats: str = ""
     backends: tuple[str, ...] = ("kernels_numba",)
 
     @property
@@ -56,21 +57,21 @@ OPS: dict[str, Op] = {
             ("q", "k", "v", "positions", "span", "tiles"),
             ("fmt", "scale", "width"),
             "attention over cells [0, pos] or one [lo, hi) per query",
-            formats=True,
+            formats=CELLS,
         ),
         Op(
             "attn_map",
             ("q", "k", "v", "positions", "runs", "tiles"),
             ("fmt", "scale", "width"),
             "attention over up to four (cell, length) runs per query",
-            formats=True,
+            formats=CELLS,
         ),
-        Op("store_cells", ("region", "rows", "cells"), ("fmt",), "rows into cells", formats=True),
+        Op("store_cells", ("region", "rows", "cells"), ("fmt",), "rows into cells", CELLS),
         Op("quantize_q8_0", ("rows",), (), "f32 rows to canonical q8_0 cells"),
         Op("dequantize_q8_0", ("cells",), ("n",), "canonical q8_0 cells to n f32 each"),
         Op("dot_q8_0", ("a", "b"), ("n",), "row by row product of two sets of q8_0 cells"),
-        Op("matvec", ("weight", "x"), (), "x @ weight.T for a few rows (decode)"),
-        Op("matmul", ("weight", "x"), (), "x @ weight.T for many rows (prefill)"),
+        Op("matvec", ("weight", "x"), ("fmt",), "x @ weight.T, a few rows (decode)", WEIGHT),
+        Op("matmul", ("weight", "x"), ("fmt",), "x @ weight.T, many rows (prefill)", WEIGHT),
         Op("rms_norm", ("x", "weight"), ("eps",), "x / rms(x) * weight, row by row"),
         Op(
             "rope",
@@ -83,13 +84,13 @@ OPS: dict[str, Op] = {
         Op("add", ("x", "y"), (), "x + y, of the same shape or one row"),
         Op("scale", ("x",), ("factor",), "x * factor"),
         Op("softcap", ("x",), ("cap",), "cap * tanh(x / cap)"),
-        Op("embed", ("weight", "tokens"), (), "rows of weight"),
+        Op("embed", ("weight", "tokens"), ("fmt",), "rows of weight", WEIGHT),
         Op(
             "qkv_rope_store",
             ("q", "k", "v", "k_region", "v_region", "positions", "cells", "cos", "sin"),
             ("fmt", "pairing"),
             "rotate q and k by position, store k and v by cell; the rotated q and both regions",
-            formats=True,
+            formats=CELLS,
         ),
     )
 }

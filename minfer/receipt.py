@@ -10,12 +10,15 @@ from typing import Any
 
 from minfer.device import Device
 from minfer.format import KvFormat
-from minfer.ops import OPS, Shape, Variant
+from minfer.ops import CELLS, OPS, WEIGHT, Shape, Variant
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Which variant an op got, and why; `refused` holds (variant, reason) of every other one."""
+    """Which variant an op got, and why; `refused` holds (variant, reason) of every other one.
+
+    weights: how the weights it reads came to their format, each way once.
+    """
 
     op: str
     variant: str
@@ -28,27 +31,31 @@ class Receipt:
     config: Mapping[str, Any]
     numerics: str
     refused: tuple[tuple[str, str], ...]
+    weights: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         config = ", ".join(f"{k}={v}" for k, v in self.config.items()) or "none"
+        origins = "; ".join(self.weights)
         if not self.refused:
             return (
                 f"{self.op}_{self.variant} on {self.device}: the only variant "
                 f"({self.file}:{self.line}; {config})"
-            )
+            ) + (f"; weights {self.fmt} {origins}" if origins else "")
         lines = [
             f"{self.op}_{self.variant} on {self.device}, {self.fmt}: {self.reason}",
             f"  source    {self.file}:{self.line}",
             f"  config    {config}",
             f"  numerics  {self.numerics}",
         ]
+        if origins:
+            lines.append(f"  weights   {self.fmt} {origins}")
         lines += [f"  not {name}: {why}" for name, why in self.refused]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """The receipt for machines."""
         plain = replace(self, config=dict(self.config))
-        return {**asdict(plain), "refused": dict(self.refused)}
+        return {**asdict(plain), "refused": dict(self.refused), "weights": list(self.weights)}
 
 
 def receipt_of(
@@ -63,9 +70,11 @@ def receipt_of(
     """The receipt of a choice. asked: the variant asked for by name, None for a default."""
     file, line = chosen.source
     n = chosen.numerics(fmt)
-    numerics = f"query {n.query}, key {n.key}, prob {n.prob}, value {n.value}, acc {n.acc}"
-    if not OPS[chosen.op].formats:
-        numerics = "f32"
+    numerics = {
+        "": "f32",
+        CELLS: f"query {n.query}, key {n.key}, prob {n.prob}, value {n.value}, acc {n.acc}",
+        WEIGHT: f"x {n.query}, weight {fmt}, acc {n.acc}",
+    }[OPS[chosen.op].formats]
     return Receipt(
         op=chosen.op,
         variant=chosen.name,

@@ -20,7 +20,7 @@ from minfer import settings
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
-from minfer.ops import OPS, Kernel, Shape, Variant
+from minfer.ops import CELLS, OPS, Kernel, Shape, Variant
 from minfer.receipt import Receipt, receipt_of
 
 ATTENTION = ("attn_window", "attn_map")
@@ -138,7 +138,7 @@ def select(
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = tuple(variants(op, parsed))
-    if OPS[op].formats:
+    if OPS[op].formats == CELLS:
         refuse_odd_blocks(fmt, shape.head_dim, shape.n_head_kv * shape.head_dim)
     if variant is None and op in ATTENTION and fmt is KvFormat.Q8_0 and settings.flag(UNFUSED):
         variant = "scratch"

@@ -14,7 +14,8 @@ from minfer.format import KvFormat, Region
 from minfer.kernels_numba._arguments import floats, int32s, read_only
 from minfer.kernels_numba.cells import qkv_rope_store_rows, store_cells_rows
 from minfer.kernels_numba.dense import add_rows, embed_rows, rms_norm_rows, rope_rows, silu_mul_rows
-from minfer.kernels_numba.products import matmul_tiles, matvec_lanes
+from minfer.kernels_numba.matmul import matmul_blocks, matmul_tiles
+from minfer.kernels_numba.matvec import matvec_blocks, matvec_lanes
 from minfer.kernels_numba.q8_0 import (
     dequantize_q8_0_blocks,
     dot_q8_0_blocks,
@@ -69,19 +70,25 @@ def wide(array: Any) -> Any:
 TABLE, AT = np.ones((2, 4), np.float32), np.zeros(2, np.int32)
 FAR = AT.astype(np.int64) + 2**32
 HEADS = np.ones((2, 1, 8), np.float32)
+F32, F16, Q8_0 = KvFormat
+CODES = np.zeros((2, 36), np.uint8)
 CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "quantize, float64": ("4.2", lambda: quantize_q8_0_blocks(wide(ROWS), config=ONE)),
     "quantize, one row": ("10", lambda: quantize_q8_0_blocks(ROWS[0], config=ONE)),
     "dequantize, a list": ("3.4", lambda: dequantize_q8_0_blocks([[0] * 36], n=32, config=ONE)),  # type: ignore[arg-type]
     "dequantize, half n": ("3.3", lambda: dequantize_q8_0_blocks(ROWS, n=1.5, config=ONE)),  # type: ignore[arg-type]
     "dot, float32": ("3.4", lambda: dot_q8_0_blocks(ROWS, ROWS, n=32, config=ONE)),  # type: ignore[arg-type]
-    "matvec, float64": ("4.2", lambda: matvec_lanes(ROWS, wide(ROWS), config=ONE)),
-    "matmul, float64 weight": ("4.2", lambda: matmul_tiles(wide(ROWS), ROWS, config=ONE)),
+    "matvec, float64": ("4.2", lambda: matvec_lanes(ROWS, wide(ROWS), fmt=F32, config=ONE)),
+    "matmul, float64 weight": ("4.2", lambda: matmul_tiles(wide(ROWS), ROWS, fmt=F32, config=ONE)),
+    "matvec, f32 as f16": ("4.2", lambda: matvec_lanes(ROWS, ROWS, fmt=F16, config=ONE)),
+    "matmul, f32 as q8_0": ("4.2", lambda: matmul_blocks(ROWS, ROWS, fmt=Q8_0, config=ONE)),
+    "matvec, padded blocks": ("3.3", lambda: matvec_blocks(CODES, ROWS, fmt=Q8_0, config=ONE)),
+    "matvec, one row": ("10", lambda: matvec_lanes(ROWS[0], ROWS, fmt=F32, config=ONE)),
     "rms_norm, float64": ("4.2", lambda: rms_norm_rows(wide(ROWS), ROWS[0], eps=1, config=ONE)),
     "rms_norm, wide weight": ("10", lambda: rms_norm_rows(ROWS, TABLE[0], eps=1, config=ONE)),
     "silu_mul, float64": ("4.2", lambda: silu_mul_rows(ROWS, wide(ROWS), config=ONE)),
     "add, integers": ("4.2", lambda: add_rows(ROWS, ROWS.astype(int), config=ONE)),  # type: ignore[arg-type]
-    "embed, float tokens": ("10", lambda: embed_rows(ROWS, np.array([0.5]), config=ONE)),  # type: ignore[arg-type]
+    "embed, float tokens": ("10", lambda: embed_rows(ROWS, np.array([0.5]), fmt=F32, config=ONE)),  # type: ignore[arg-type]
     "rope, float positions": (
         "10",
         lambda: rope_rows(HEADS, AT + 0.5, TABLE, TABLE, pairing="half", config=ONE),  # type: ignore[arg-type]

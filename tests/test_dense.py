@@ -9,7 +9,6 @@ from minfer import reference
 from minfer.errors import Refusal
 from minfer.kernels_numba.dense import (
     add_rows,
-    embed_rows,
     gelu_mul_rows,
     rms_norm_rows,
     rope_rows,
@@ -17,18 +16,9 @@ from minfer.kernels_numba.dense import (
     silu_mul_rows,
     softcap_rows,
 )
-from minfer.kernels_numba.products import (
-    _matmul_tiles_kernel,
-    _matvec_lanes_kernel,
-    matmul_tiles,
-    matvec_lanes,
-)
 
 ONE, TWO = {"threads": 1}, {"threads": 2}
 ROW_COUNTS = [*range(1, 18), 63, 64, 65]
-PRODUCTS = {"matvec": matvec_lanes, "matmul": matmul_tiles}
-# n_in, n_out: single elements, tails of lanes, of panels and of k blocks
-SIZES = [(1, 1), (15, 63), (17, 65), (33, 64), (255, 3), (257, 130), (576, 1), (577, 65)]
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -39,77 +29,6 @@ def assert_within_budget(out: np.ndarray, ref32: np.ndarray, ref64: np.ndarray) 
     """The error is at most twice that of the same equation in plain f32."""
     assert out.dtype == np.float32 and out.shape == ref64.shape
     assert np.abs(out - ref64).max() <= 2 * np.abs(ref32 - ref64).max() + 1e-6
-
-
-def plain_product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """x @ weight.T in f32, one product after the other added to one sum."""
-    return np.stack([np.cumsum(weight * row, axis=1, dtype=np.float32)[:, -1] for row in x])
-
-
-@pytest.mark.parametrize("op", PRODUCTS)
-@pytest.mark.parametrize(("n_in", "n_out"), SIZES)
-@pytest.mark.parametrize("n", [1, 3, 17])
-def test_products_are_close_to_float64(op: str, n_in: int, n_out: int, n: int) -> None:
-    weight, x = normal(n_out, n_in), normal(n, n_in, seed=1)
-    out = PRODUCTS[op](weight, x, config=TWO)
-    assert_within_budget(out, plain_product(weight, x), reference.matvec(weight, x))
-
-
-@pytest.mark.parametrize("op", PRODUCTS)
-def test_products_of_small_integers_are_exact(op: str) -> None:
-    rng = np.random.default_rng(2)
-    weight, x = (rng.integers(-8, 9, (n, 577)).astype(np.float32) for n in (131, 400))
-    found = PRODUCTS[op](weight, x, config=TWO)
-    assert (found == reference.matmul(weight, x)).all()
-
-
-@pytest.mark.parametrize("op", PRODUCTS)
-@pytest.mark.parametrize("n_in", [576, 577])
-def test_a_product_row_depends_on_itself_only(op: str, n_in: int) -> None:
-    weight, x = normal(131, n_in), normal(260, n_in, seed=1)
-    whole = PRODUCTS[op](weight, x, config=ONE)
-    for config in (ONE, TWO):
-        assert (PRODUCTS[op](weight, x, config=config) == whole).all()
-        for n in ROW_COUNTS:
-            start = 65 - n
-            part = PRODUCTS[op](weight, x[start:65], config=config)
-            assert (part == whole[start:65]).all(), n
-
-
-@pytest.mark.parametrize("op", PRODUCTS)
-def test_a_product_column_depends_on_its_weights_only(op: str) -> None:
-    weight, x = normal(131, 100), normal(7, 100, seed=1)
-    whole = PRODUCTS[op](weight, x, config=TWO)
-    for n in (1, 2, 63, 64, 65, 130):
-        assert (PRODUCTS[op](weight[:n], x, config=TWO) == whole[:, :n]).all(), n
-
-
-@pytest.mark.parametrize("op", PRODUCTS)
-def test_damage_stays_in_its_row_and_column(op: str) -> None:
-    weight, x = normal(70, 50), normal(9, 50, seed=1)
-    clean = PRODUCTS[op](weight, x, config=TWO)
-    weight[66, 49], x[2, 3] = np.nan, np.inf
-    out = PRODUCTS[op](weight, x, config=TWO)
-    assert np.isnan(out[:, 66]).all() and not np.isfinite(out[2]).any()
-    kept = np.delete(np.delete(out, 66, axis=1), 2, axis=0)
-    assert (kept == np.delete(np.delete(clean, 66, axis=1), 2, axis=0)).all()
-
-
-def test_weights_mapped_read_only_need_no_other_compilation() -> None:
-    weight, x = normal(4, 5), normal(2, 5)
-    mapped = weight.copy()
-    mapped.flags.writeable = False
-    for op, kernel in (("matvec", _matvec_lanes_kernel), ("matmul", _matmul_tiles_kernel)):
-        out = [PRODUCTS[op](w, x, config=ONE) for w in (weight, mapped)]
-        assert (out[0] == out[1]).all()
-        assert len(kernel.kernel.signatures) == 1
-    assert weight.flags.writeable
-
-
-def test_products_refuse_widths_that_differ() -> None:
-    for product in PRODUCTS.values():
-        with pytest.raises(Refusal, match=r"weight \[4, 5\] cannot multiply rows \[2, 6\]"):
-            product(normal(4, 5), normal(2, 6), config=ONE)
 
 
 @pytest.mark.parametrize("m", [1, 15, 16, 17, 33, 576, 577])
@@ -241,15 +160,10 @@ def test_rope_refuses_what_is_not_in_the_table() -> None:
         rope_rows(x, np.zeros(2, np.int32), wide, wide, pairing="half", config=ONE)
 
 
-def test_add_and_embed_are_exact() -> None:
+def test_add_is_exact() -> None:
     x, y = normal(5, 33), normal(5, 33, seed=1)
     assert (add_rows(x, y, config=ONE) == x + y).all()
     assert (add_rows(x, y[2], config=ONE) == x + np.tile(y[2], (5, 1))).all()
-    tokens = np.array([4, 0, 4], np.int32)
-    assert (embed_rows(x, tokens, config=ONE) == x[[4, 0, 4]]).all()
-    for token in (5, -1):
-        with pytest.raises(Refusal, match=f"token {token} is not in the vocabulary of 5"):
-            embed_rows(x, np.array([0, token]), config=ONE)
     with pytest.raises(Refusal, match=r"shapes \[5, 33\] of x and \[5, 32\] of y differ"):
         add_rows(x, y[:, :32], config=ONE)
     with pytest.raises(Refusal, match=r"shapes \[5, 33\] of x and \[32\] of y differ"):

@@ -128,6 +128,30 @@ def test_draft_rows_equal_one_token_at_a_time(tiny_gguf: Path, fmt: str) -> None
     assert np.array_equal(logits, expected[1:])
 
 
+@pytest.mark.parametrize("weights", ["f16", "q8_0"])
+def test_formats_of_weights_change_no_rule(tiny_gguf: Path, weights: str) -> None:
+    """Chunks, threads and batch mates change no bit; the answers are near those of f32 weights."""
+    prompt, other = (PROMPT * 3)[:30], PROMPT[::-1][:7]
+    expected = run(load(tiny_gguf, "q8_0", weights=weights, threads=1), prompt, 3)
+    full = run(load(tiny_gguf, "q8_0"), prompt, 0)
+    error = np.abs(expected[0] - full[0]).max() / np.abs(full).max()
+    assert 0 < error < {"f16": 2**-9, "q8_0": 8 / 254}[weights]
+    for chunk, threads in ((1, 2), (7, 3)):
+        engine = load(tiny_gguf, "q8_0", weights=weights, threads=threads)
+        engine.store.reserve(1, 9)
+        engine.store.reserve(2, 48)
+        rows = [engine.prefill(prompt, 2, chunk=chunk)]
+        engine.prefill(other, 1)
+        for step in range(3):
+            tokens = [int(np.argmax(rows[-1])), 9]
+            at = [len(prompt) + step, 7 + step]
+            mates = slice(None, None if step < 2 else 1)  # sequence 1 ends first
+            batch = Batch([2, 1][mates], at[mates], "decode", tokens[mates])
+            rows.append(engine.forward(batch)[0])
+        assert np.array_equal(np.stack(rows), expected)
+        assert {r.fmt for r in engine.receipts() if r.op == "matvec"} == {weights}
+
+
 def test_logits_rows_follow_the_contract() -> None:
     one = Batch([4] * 5, list(range(5)), "prefill", [0] * 5)
     assert output_rows(one, 1) == [4]
@@ -225,6 +249,7 @@ def test_logits_that_are_not_finite_stop_generation(tiny_gguf: Path) -> None:
         ({"threads": 0}, "threads 0 is below 1"),
         ({"threads": "2"}, "threads '2' is no whole number"),
         ({"cache_type": "q8"}, "cache type 'q8' is none of"),
+        ({"weights": "q8"}, "weights 'q8' is none of"),
         ({"device": "tpu"}, "device 'tpu' is none of"),
         ({"device": "cuda"}, "device cuda has no kernels in this version"),
     ],
@@ -268,7 +293,7 @@ def test_a_load_that_would_not_fit_is_refused_before_it_starts(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 100 << 20)
-    monkeypatch.setattr(loading, "decode_weights", None)
+    monkeypatch.setattr(loading, "load_weights", None)
     with pytest.raises(Refusal, match=r"needs .* \(weights .*, f32 KV cache .*\), 100.0 MiB free"):
         load(tiny_gguf, n_ctx=1 << 20)
 

@@ -195,7 +195,7 @@ def test_the_hash_covers_names_bytes_and_every_file_of_the_package(tmp_path: Pat
     a.write_text("x = 1")
     assert _cache.source_hash((a,)) == before
     names = {path.name for path in _cache.SOURCES}
-    assert {"_ir.py", "_emit.py", "_cell.py", "dense.py", "products.py", "format.py"} <= names
+    assert {"_ir.py", "_emit.py", "_cell.py", "dense.py", "matmul.py", "format.py"} <= names
 
 
 def test_old_folders_are_pruned_oldest_first(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from minfer import memory
 from minfer.errors import Refusal
 
 MIB = 1 << 20
+ROOT = Path(__file__).parent.parent
 
 
 def test_a_load_that_fits_passes_and_one_that_does_not_is_refused() -> None:
@@ -47,3 +51,31 @@ def test_the_limit_of_a_control_group_counts(
     assert memory.free_bytes() == 0
     group(tmp_path, "max", 4 * MIB, MIB)
     assert memory.free_bytes() > 100 * MIB
+
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from minfer.memory import keep_freed_pages
+
+def faults_of_a_prompt():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        rows = [np.ones((512, 1536), np.float32) for _ in range(4)]
+        del rows
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = faults_of_a_prompt()
+keep_freed_pages()
+faults_of_a_prompt()
+print(first, faults_of_a_prompt())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a habit of glibc")
+def test_freed_pages_are_kept_for_the_next_rows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    without, with_them = map(int, done.stdout.split())
+    assert with_them < 100 < without, done

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
-from tiny_models import read_in_transformers, write_tiny_gguf
+from tiny_models import write_tiny_gguf
+from transformers_models import read_in_transformers
 
 from minfer import Engine
 from minfer.format import KvFormat
+from minfer.models.gguf import open_gguf
 from minfer.perplexity import Scores, Window, cut, feeding, log_softmax, measure, score, summarize
 from minfer.perplexity import scores as scores_module
 
@@ -178,7 +180,7 @@ def test_a_tiny_llama_scores_as_transformers(
 
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, metadata={"tokenizer.ggml.add_bos_token": add_bos}, seed=3)
-    model, windows = read_in_transformers(path), cut(150, 64, stride)
+    model, windows = read_in_transformers(open_gguf(path)), cut(150, 64, stride)
     expected = []
     for w in windows:
         fed = [1, *TOKENS[w.start + 1 : w.stop]] if add_bos else TOKENS[w.start : w.stop]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import read_in_transformers, write_tiny_gguf
+from tiny_models import write_tiny_gguf
+from transformers_models import read_in_transformers
 
 from minfer import Engine, cli
 from minfer.commands import ppl as command
@@ -241,12 +242,13 @@ def test_help_shows_examples(call, capsys: pytest.CaptureFixture[str]) -> None:
 def test_smollm2_on_a_novel(call, smollm2: Path) -> None:
     import torch
 
-    argv = (smollm2, NOVEL, "--n-ctx", 256, "--max-tokens", 512, "--json")
+    argv = (smollm2, NOVEL, "--weights", "f32", "--n-ctx", 256, "--max-tokens", 512, "--json")
     report = json.loads(call(*argv, "--compare", "f32,f16,q8_0").out)
     assert (report["tokens"], report["windows"]) == (512, 2)
     full, half, packed = report["results"]
-    tokens = Tokenizer.from_gguf(open_gguf(smollm2).metadata).encode(NOVEL.read_text())[:512]
-    model, nll = read_in_transformers(smollm2), []
+    file = open_gguf(smollm2)
+    tokens = Tokenizer.from_gguf(file.metadata).encode(NOVEL.read_text())[:512]
+    model, nll = read_in_transformers(file), []
     for start in (0, 256):
         fed = tokens[start : start + 256]
         with torch.no_grad():

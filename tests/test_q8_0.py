@@ -231,6 +231,8 @@ print(environment()["isa"], "|", digest_of_everything())
 
 def digest_of_everything() -> str:
     """A hash over what every path-dependent kernel makes of wild data."""
+    from test_products import PRODUCTS, normal, stored
+
     from minfer.format import KvFormat
     from minfer.kernels_numba import decode_cells, empty_region
     from minfer.kernels_numba.cells import store_cells_rows
@@ -249,6 +251,12 @@ def digest_of_everything() -> str:
     y = np.clip(x, -100, 100)[:, :2041]  # the last group of lanes is not full
     digest.update(byte_sums().tobytes())
     digest.update(silu_mul_rows(y, y, config=TWO).tobytes())
+    for fmt in (KvFormat.F16, KvFormat.Q8_0):
+        weight, rows = stored(normal(35, 96), fmt), normal(19, 96, seed=1)
+        for op in ("matvec", "matmul"):
+            for n in (1, 19):
+                out = PRODUCTS[op, fmt](weight, rows[:n], fmt=fmt, config=TWO)
+                digest.update(out.tobytes())
     return digest.hexdigest()
 
 

@@ -53,7 +53,7 @@ def gemma(gemma3: Path) -> Engine:
 
 def load(path: Path) -> Engine:
     """Nothing is rounded but to float32."""
-    return Engine.load(path, cache_type="f32", n_ctx=256)
+    return Engine.load(path, weights="f32", cache_type="f32", n_ctx=256)
 
 
 def assert_same_top_1(engine: Engine) -> None:

@@ -21,8 +21,12 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def engines(smollm2: Path) -> dict[str, Engine]:
-    """One engine a format over the same weights."""
-    first = Engine.load(smollm2, cache_type="f32", n_ctx=512)
+    """One engine a cache format over the same f32 weights."""
+    return with_every_cache(smollm2, "f32")
+
+
+def with_every_cache(path: Path, weights: str) -> dict[str, Engine]:
+    first = Engine.load(path, cache_type="f32", n_ctx=512, weights=weights)
     return {"f32": first, **{fmt: first.with_cache(fmt) for fmt in ("f16", "q8_0")}}
 
 
@@ -40,6 +44,15 @@ def engine(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Engine
 def test_the_capital_of_france_is_paris(engine: Engine) -> None:
     made = list(engine.generate(engine.tokenizer.encode("The capital of France is"), 8))
     assert engine.tokenizer.decode(made).startswith(" Paris.")
+
+
+@pytest.mark.parametrize("weights", ["f16", "q8_0"])
+def test_every_format_of_weights_and_cache_knows_the_capital(smollm2: Path, weights: str) -> None:
+    for engine in with_every_cache(smollm2, weights).values():
+        made = list(engine.generate(engine.tokenizer.encode("The capital of France is"), 2))
+        assert engine.tokenizer.decode(made) == " Paris."
+        products = [r for r in engine.receipts() if r.op in ("matvec", "matmul")]
+        assert {r.fmt for r in products} == {weights}
 
 
 def test_q8_0_takes_3_76_times_less_than_f32(engines: dict[str, Engine]) -> None:

@@ -49,9 +49,10 @@ def filled(fmt: KvFormat, rows: Floats) -> Region:
 def read_rate() -> float:
     """Bytes a second that all cores read from memory together, by a sum over 512 MiB."""
     words = np.ones(64 << 20, np.float64)
-    matvec = select("matvec", config={"threads": cores()})
+    matvec = select("matvec", fmt=KvFormat.F32, config={"threads": cores()})
+    how = {"fmt": KvFormat.F32, "config": matvec.config}
     weight, x = words.view(np.float32).reshape(-1, 4096), np.ones((1, 4096), np.float32)
-    best = min(timed(lambda: matvec.launch(weight, x, config=matvec.config)) for _ in range(7))
+    best = min(timed(lambda: matvec.launch(weight, x, **how)) for _ in range(7))
     return words.nbytes / best
 
 

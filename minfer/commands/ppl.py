@@ -129,6 +129,7 @@ def _engines(args: argparse.Namespace, formats: Sequence[str | KvFormat | None])
         cache_type=formats[0],
         n_ctx=args.n_ctx or DEFAULT_WINDOW,
         threads=args.threads,
+        weights=args.weights,
         progress=not args.json and sys.stderr.isatty(),
     )
     if args.n_ctx is None and first.hp.n_ctx_train < DEFAULT_WINDOW:

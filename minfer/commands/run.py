@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
         cache_type=args.cache_type,
         n_ctx=args.n_ctx,
         threads=args.threads,
+        weights=args.weights,
         progress=not args.json and sys.stderr.isatty(),
     )
     biases = biases_of(args, engine.tokenizer)

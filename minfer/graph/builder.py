@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minfer import registry
 from minfer.format import cell_words
+from minfer.graph.choices import Choices
 from minfer.graph.nodes import Graph, Heads, LayerRegions, Node, Value
 from minfer.graph.params import GraphParams
-from minfer.ops import DECODE, Kernel, Shape
+from minfer.graph.weight import Weight
+from minfer.ops import DECODE, Kernel
 from minfer.registry import Choice
+
+COMPUTED = Weight(None)  # rows that the graph computes are float32
 
 
 @dataclass
@@ -34,12 +37,19 @@ class GraphBuilder:
     _inputs: dict[str, Value] = field(default_factory=dict)
     _regions: dict[int, LayerRegions] = field(default_factory=dict)
     _stored: dict[int, tuple[Value, Value]] = field(default_factory=dict)
-    _choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
+    _weights: dict[int, Weight] = field(default_factory=dict)
     _block_m: int = 1
 
+    def __post_init__(self) -> None:
+        self._choices = Choices(self.params, self.heads, self.threads)
+
     def constant(self, array: Any) -> Value:
-        """A weight or table that lives as long as the graph."""
-        return self._slot(array.shape[-1], array)
+        """A `Weight`, or an array, that lives as long as the graph."""
+        if not isinstance(array, Weight):
+            return self._slot(array.shape[-1], array)
+        value = self._slot(array.shape[1], array.array)
+        self._weights[value.slot] = array
+        return value
 
     def input(self, name: str) -> Value:
         """An int input that `graph.run.fill_batch_inputs` fills for every batch, by its name."""
@@ -49,7 +59,8 @@ class GraphBuilder:
 
     def rows(self, table: Value, index: Value) -> Value:
         """The rows of `table` that an int input names."""
-        return self._op("embed", table, index, width=table.width)
+        weight = self._weights.get(table.slot)
+        return self._op("embed", table, index, width=table.width, weight=weight or COMPUTED)
 
     def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
         """x / rms(x) * weight, row by row."""
@@ -59,20 +70,25 @@ class GraphBuilder:
         """rms_norm of each head of x [n, n_head * d], weight [d]; rows [n * n_head, d]."""
         return self.rms_norm(self._reshape(x, self.heads.head_dim), weight, eps)
 
-    def linear(self, weight: Any, x: Value) -> Value:
+    def linear(self, weight: Weight, x: Value) -> Value:
         """x @ weight.T: `matvec` when decoding, `matmul` in prefill; numerics follow the kind."""
         op = "matvec" if self.params.kind == DECODE else "matmul"
-        return self._op(op, self.constant(weight), x, width=weight.shape[0])
+        return self._op(op, self.constant(weight), x, width=weight.shape[0], weight=weight)
 
-    def linears(self, stacked: Any, sizes: Sequence[int], x: Value) -> tuple[Value, ...]:
+    def linears(
+        self, stacked: Weight | tuple[Weight, ...], sizes: Sequence[int], x: Value
+    ) -> tuple[Value, ...]:
         """x @ part.T for each part of `stacked`, `sizes` rows of it one after the other.
 
-        Decode reads all parts in one launch and cuts the result; a row's bits are the same.
+        Decode reads all parts in one launch and cuts the result; a row's bits are the same. Parts
+        of different formats come as a tuple.
         """
+        if isinstance(stacked, tuple):
+            return tuple(self.linear(part, x) for part in stacked)
         ends = list(itertools.accumulate(sizes))
         parts = list(zip([0, *ends], ends, strict=False))
         if self.params.kind != DECODE:
-            return tuple(self.linear(stacked[first:end], x) for first, end in parts)
+            return tuple(self.linear(stacked.rows(first, end), x) for first, end in parts)
         rows = self.linear(stacked, x)
         return tuple(self._columns(rows, first, end) for first, end in parts)
 
@@ -100,7 +116,7 @@ class GraphBuilder:
         self, layer: int, q: Value, k: Value, v: Value, *, cos: Value, sin: Value, pairing: str
     ) -> Value:
         """Rotate q and k by position, store k and v by cell; returns q as heads."""
-        choice = self._choose("qkv_rope_store", layer)
+        choice = self._choices.choose("qkv_rope_store", layer)
         h, regions = self.heads, self._load(layer)
         inputs = (
             self._reshape(q, h.n_head, h.head_dim),
@@ -122,7 +138,7 @@ class GraphBuilder:
     def attention(self, layer: int, q: Value, scale: float) -> Value:
         """Attention of q over the cells of `layer` as stored above; rows [n, n_head * d]."""
         mode, width = self.params.windows[layer]
-        choice = self._choose(mode.op, layer)
+        choice = self._choices.choose(mode.op, layer)
         self._block_m = choice.block_m
         k, v = self._stored[layer]
         window = (self.input("positions"), self.input("window"), self.input("tiles"))
@@ -142,7 +158,7 @@ class GraphBuilder:
             output=output.slot,
             n_vocab=self.n_vocab,
             block_m=self._block_m,
-            receipts=tuple(choice.receipt for choice in self._choices.values()),
+            receipts=tuple(self._choices.receipts()),
         )
 
     def _slot(self, width: int, value: Any = None) -> Value:
@@ -161,29 +177,12 @@ class GraphBuilder:
         computed = {slot for node in self._nodes for slot in node.outputs}
         return frozenset(range(len(self._slots))) - computed
 
-    def _choose(self, op: str, layer: int = 0) -> Choice:
-        key = (op, self.params.devices[layer])
-        if key not in self._choices:
-            shape = Shape(
-                kind=self.params.kind,
-                n_q=self.params.n_tokens,
-                n_head=self.heads.n_head,
-                n_head_kv=self.heads.n_head_kv,
-                head_dim=self.heads.head_dim,
-            )
-            self._choices[key] = registry.select(
-                op,
-                device=key[1],
-                fmt=self.params.kv_format,
-                shape=shape,
-                variant=dict(self.params.variants).get(op),
-                config={} if self.threads is None else {"threads": self.threads},
-            )
-        return self._choices[key]
-
-    def _op(self, op: str, *inputs: Value, width: int, **scalars: Any) -> Value:
+    def _op(
+        self, op: str, *inputs: Value, width: int, weight: Weight | None = None, **scalars: Any
+    ) -> Value:
         out = self._slot(width)
-        self._append(self._choose(op), inputs, (out,), scalars)
+        stored = {} if weight is None else {"fmt": weight.fmt}
+        self._append(self._choices.choose(op, weight=weight), inputs, (out,), {**scalars, **stored})
         return out
 
     def _reshape(self, x: Value, *shape: int) -> Value:

@@ -10,10 +10,11 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from minfer.errors import Refusal
-from minfer.format import Floats, Int32, KvFormat, Region
+from minfer.format import BLOCK, BLOCK_BYTES, Bytes, Floats, Int32, KvFormat, Region
 from minfer.kernels_numba._jit import kernel
 
-F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
+F32, I32, U8 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8)
+STORED = {KvFormat.F32: F32, KvFormat.F16: np.dtype(np.float16), KvFormat.Q8_0: U8}
 
 
 @kernel
@@ -85,6 +86,48 @@ def read_only(array: Any, name: str, n_dims: int) -> Floats:
     view = np.ascontiguousarray(_float32(array, name, n_dims)).view()
     view.flags.writeable = False
     return view
+
+
+def stored(weight: Any, fmt: KvFormat) -> tuple[Bytes, int]:
+    """A matrix of `fmt` as its bytes, uint8 [n_out, bytes of a row], and its n_in.
+
+    float32 and float16 are [n_out, n_in], q8_0 is uint8 [n_out, n_in / 32 * 34]: whole blocks
+    without padding, as in a GGUF file. Read-only, as what is mapped from one.
+    """
+    weight = np.asarray(weight)
+    if weight.dtype != STORED[fmt]:
+        raise Refusal(
+            "4.2",
+            f"a weight in {fmt} is {STORED[fmt]}, not {weight.dtype}; convert before the call",
+            {"fmt": fmt.value, "dtype": str(weight.dtype)},
+        )
+    if weight.ndim != 2:
+        _refuse_dimensions(weight, "weight", 2)
+    view = (weight if weight.flags.c_contiguous else weight.copy()).view(U8)
+    if view.flags.writeable:
+        view.flags.writeable = False
+    if fmt is not KvFormat.Q8_0:
+        return view, weight.shape[1]
+    if weight.shape[1] % BLOCK_BYTES:
+        raise Refusal(
+            "3.3",
+            f"q8_0 rows of {weight.shape[1]} bytes are not whole blocks of {BLOCK_BYTES}",
+            {"shape": weight.shape},
+        )
+    return view, weight.shape[1] // BLOCK_BYTES * BLOCK
+
+
+def product(weight: Any, x: Any, fmt: KvFormat) -> tuple[Bytes, Floats]:
+    """`stored` and rows f32 [n, n_in] of the same n_in."""
+    matrix, n_in = stored(weight, fmt)
+    x = floats(x, "x", 2)
+    if n_in != x.shape[1]:
+        raise Refusal(
+            "10",
+            f"a {fmt} weight of {len(matrix)} rows of {n_in} cannot multiply rows {list(x.shape)}",
+            {"weight": (len(matrix), n_in), "x": x.shape},
+        )
+    return matrix, x
 
 
 def _float32(array: Any, name: str, n_dims: int) -> Any:

@@ -60,11 +60,14 @@ def load_block(e: Emitter, block: Any) -> tuple[Any, Any]:
     return e.builder.fmul(low, scale), e.builder.fmul(high, scale)
 
 
-def load_16(e: Emitter, fmt: KvFormat, row: Any) -> Any:
-    """The first 16 elements of an f32 or f16 row as <16 x float>, exact."""
-    if fmt is KvFormat.F32:
-        return e.load(VF, row)
-    return e.f16_to_f32(e.load(VH, row))
+def load_16(e: Emitter, fmt: KvFormat, row: Any, count: Any = None) -> Any:
+    """The first 16 elements of an f32 or f16 row as <16 x float>, exact.
+
+    count (i64, below 16): only so many are read, the other lanes are zero.
+    """
+    kind = VF if fmt is KvFormat.F32 else VH
+    values = e.load(kind, row) if count is None else e.load_first(row, 0, count, kind)
+    return values if fmt is KvFormat.F32 else e.f16_to_f32(values)
 
 
 def row_quads(e: Emitter, first: Any, stride: Any) -> list[Any]:
@@ -98,6 +101,43 @@ def load_16_blocks(e: Emitter, first: Any, stride: Any) -> tuple[list[Any], Any]
     )
     codes = [e.builder.xor(four, e.const(VI, FLIP)) for four in quads]
     return codes, e.f16_to_f32(e.gather(I16, rows))
+
+
+def dot_16_blocks(e: Emitter, first: Any, stride: Any, codes: Any) -> tuple[Any, Any]:
+    """The q8_0 blocks of 16 rows at `first` times the 32 int8 at `codes`, a row a lane.
+
+    Returns sums <16 x i32>, too large by 128 times the sum of `codes`, and the scales as f32.
+    One product of codes needs fewer shuffles this way than by `load_16_blocks`.
+    """
+    build, rows, half = e.builder, row_quads(e, first, stride), vector(I32, 8)
+    right = e.load(half, codes)
+    right = e.concat(right, right)
+    sums = []
+    for r in range(LANES // 2):
+        left = e.concat(e.load(half, rows[r], CODES), e.load(half, rows[r + 8], CODES))
+        left = build.xor(left, e.const(VI, FLIP))
+        sums.append(e.dot_u8_s8(e.const(VI, 0), left, right))
+    # neighbours of a row are added while rows r and r + 8 spread over the lanes
+    for width, low, high in (
+        (4, [0, 4, 1, 5], [2, 6, 3, 7]),
+        (4, [0, 1, 4, 5], [2, 3, 6, 7]),
+        (8, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+    ):
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        sums = [
+            build.add(e.interleave(a, b, low, width), e.interleave(a, b, high, width))
+            for a, b in pairs
+        ]
+    return sums[0], e.f16_to_f32(e.gather(I16, rows))
+
+
+def dot_one_block(e: Emitter, block: Any, codes: Any) -> tuple[Any, Any]:
+    """`dot_16_blocks` of one row: the sum as i32 and the scale as f32."""
+    half = vector(I32, 8)
+    left = e.builder.xor(e.load(half, block, CODES), e.const(half, FLIP))
+    both = [e.concat(side, e.const(half, 0)) for side in (left, e.load(half, codes))]
+    total = e.reduce(e.dot_u8_s8(e.const(VI, 0), *both), e.builder.add)
+    return total, e.lane(e.f16_to_f32(e.load_splat(I16, block, 0, 4)), 0)
 
 
 # -- q8_0 blocks ----------------------------------------------------------------------------------

@@ -137,12 +137,12 @@ class Emitter:
         """The scalar at address + offset in every lane."""
         return self.splat(self.load(kind, address, offset), count)
 
-    def load_first(self, address: Any, offset: Any, count: Any) -> Any:
-        """The first `count` (i64, below 16) floats at address + offset, zero in other lanes."""
-        pointer = self.builder.inttoptr(self.add(address, offset), VF.as_pointer())
-        lanes = self._first_lanes(count)
-        zero = self.const(VF, 0.0)
-        return self.call("llvm.masked.load.v16f32.p0", VF, pointer, self.const(I32, 1), lanes, zero)
+    def load_first(self, address: Any, offset: Any, count: Any, kind: Any = VF) -> Any:
+        """The first `count` (i64, below 16) lanes of `kind` (VF or VH), zero in the others."""
+        pointer = self.builder.inttoptr(self.add(address, offset), kind.as_pointer())
+        lanes, zero = self._first_lanes(count), ir.Constant(kind, None)
+        name = f"llvm.masked.load.v16{'f32' if kind is VF else 'i16'}.p0"
+        return self.call(name, kind, pointer, self.const(I32, 1), lanes, zero)
 
     def store_first(self, value: Any, address: Any, offset: Any, count: Any) -> None:
         """Write the first `count` (i64, below 16) lanes of <16 x float> at address + offset."""

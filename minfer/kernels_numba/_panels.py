@@ -101,10 +101,14 @@ def _score_elements(e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: 
             e.store(e.get(total), out, row * SCORE_STRIDE + 64 * i)
 
 
-def _score_blocks(e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any) -> None:
-    """Six rows against 32 keys by contract 4.5: exact block sums, blocks in index order."""
+def multiply_blocks(
+    e: Emitter, totals: list[list[Any]], q: Any, q_stride: Any, panel: Any, d: Any
+) -> None:
+    """totals[r][i] += q[r] times 16 keys of a q8_0 panel of 32, d elements (contract 4.5).
+
+    Block sums are exact, blocks are added in index order.
+    """
     build, rows = e.builder, e.rows(q, q_stride, ROWS)
-    totals = [[e.variable(e.const(VF, 0.0)) for _ in (0, 1)] for _ in rows]
     with e.loop(build.udiv(d, e.index(BLOCK))) as block:
         codes = e.add(panel, e.mul(block, BLOCK_STEP))
         here = [e.add(row, e.mul(block, QUERY_BLOCK)) for row in rows]
@@ -123,6 +127,12 @@ def _score_blocks(e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: An
             for i in (0, 1):
                 term = build.fmul(build.sitofp(sums[row][i], VF), build.fmul(scales[i], scale_q))
                 e.set(totals[row][i], build.fadd(e.get(totals[row][i]), term))
+
+
+def _score_blocks(e: Emitter, q: Any, q_stride: Any, d: Any, panel: Any, out: Any) -> None:
+    """Six rows against 32 keys."""
+    totals = [[e.variable(e.const(VF, 0.0)) for _ in (0, 1)] for _ in range(ROWS)]
+    multiply_blocks(e, totals, q, q_stride, panel, d)
     for row, line in enumerate(totals):
         for i, total in enumerate(line):
             e.store(e.get(total), out, row * SCORE_STRIDE + 64 * i)

@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 
 from minfer.errors import Refusal
-from minfer.format import Floats, Int32
-from minfer.kernels_numba._arguments import first_outside, floats, int32s, read_only
+from minfer.format import Floats, Int32, KvFormat
+from minfer.kernels_numba._arguments import (
+    first_outside,
+    floats,
+    int32s,
+    read_only,
+    stored,
+)
 from minfer.kernels_numba._emit import F32, LOG2E, VF, VI, Emitter
 from minfer.kernels_numba._ir import address, intrinsic_of
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rotate import check_rope, rotate
 from minfer.kernels_numba._workers import THREADS, Worker, read, row_threads, run, share
+from minfer.kernels_numba.cells import LOAD_KERNELS
 from minfer.ops import Config, variant
 
 LOG2E_LOW = float.fromhex("0x1.4ae0c0p-26")  # log2(e) - LOG2E
@@ -267,9 +274,10 @@ def scale_rows(x: Floats, *, factor: float, config: Config) -> Floats:
 
 
 @variant()
-def embed_rows(weight: Floats, tokens: Int32, *, config: Config) -> Floats:
-    """Rows of weight [n_vocab, m] for tokens int32 [n]: f32 [n, m]."""
-    tokens, n_vocab = int32s(tokens, "tokens"), len(weight)
+def embed_rows(weight: Any, tokens: Int32, *, fmt: KvFormat, config: Config) -> Floats:
+    """Rows of a weight of `fmt` (see `stored`) for tokens int32 [n], decoded: f32 [n, m]."""
+    matrix, m = stored(weight, fmt)
+    tokens, n_vocab = int32s(tokens, "tokens"), len(matrix)
     bad = first_outside(tokens, n_vocab)
     if bad >= 0:
         raise Refusal(
@@ -277,7 +285,9 @@ def embed_rows(weight: Floats, tokens: Int32, *, config: Config) -> Floats:
             f"token {tokens[bad]} is not in the vocabulary of {n_vocab}",
             {"token": int(tokens[bad]), "n_vocab": n_vocab},
         )
-    return read_only(weight, "weight", 2)[tokens]
+    rows = np.empty((len(tokens), m), np.float32)
+    run(1, LOAD_KERNELS[fmt], None, (matrix.ctypes.data, matrix.shape[1], tokens, rows))
+    return rows
 
 
 # -- checks ---------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def feed_forward_tensors(hp: Hyperparameters) -> Shapes:
 class Model:
     """What `Architecture.forward` works with.
 
-    weights: what `models.weights.decode_weights` gives. tables: cos and sin of every rope.
+    weights: what `models.weights.load_weights` gives. tables: cos and sin of every rope.
     """
 
     builder: GraphBuilder

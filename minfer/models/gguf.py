@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.format import Floats
@@ -41,8 +42,13 @@ class GgufFile:
         found = self._find(name)
         return TensorInfo(found.tensor_type.name, tuple(int(n) for n in reversed(found.shape)))
 
-    def tensor(self, name: str) -> Floats:
-        """The tensor as float32 [*shape]: F32 as a view of the file, other types decoded.
+    def stored(self, name: str) -> NDArray[Any]:
+        """The tensor as it lies in the file, a view of the map: F32 and F16 are [*shape], of
+        quantized types uint8, each row its blocks."""
+        return np.asarray(self._find(name).data)
+
+    def tensor(self, name: str, rows: slice = slice(None)) -> Floats:
+        """The tensor, or rows of it, as float32: F32 as a view of the file, other types decoded.
 
         Refuses a type that the `gguf` package cannot decode.
         """
@@ -51,14 +57,14 @@ class GgufFile:
         found = self._find(name)
         kind, shape = self.tensor_info(name)
         if kind == "F32":
-            return np.asarray(found.data)
+            return self.stored(name)[rows]
         try:
-            values = dequantize(np.asarray(found.data), found.tensor_type)
+            values = dequantize(self.stored(name)[rows], found.tensor_type)
         except NotImplementedError:
             message = f"tensor {name!r} of {self.path} has type {kind}, which cannot be decoded"
             facts = {"tensor": name, "type": kind}
             raise Refusal("0.3", f"{message}; convert the model to f16 or q8_0", facts) from None
-        return np.ascontiguousarray(values, dtype=np.float32).reshape(shape)
+        return np.ascontiguousarray(values, dtype=np.float32).reshape(-1, *shape[1:])
 
     def _find(self, name: str) -> ReaderTensor:
         if name not in self._tensors:

@@ -1,53 +1,221 @@
-"""The weights of a model as arrays by name."""
+"""The weights of a model by name, in the formats that kernels read.
+
+A matrix is a `Weight` in f32, f16 or q8_0; vectors (norms, biases) are float32 arrays. What comes
+to its format is decoded by the `gguf` package and written a few rows at a time.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from minfer import registry
+from minfer.device import cores
+from minfer.errors import Refusal
+from minfer.format import BLOCK, BLOCK_BYTES, Floats, KvFormat
+from minfer.graph.weight import Weight
 from minfer.models.gguf import GgufFile
 
-# Matrices that read the same rows lie one below the other, so that decode reads them in one launch.
+AUTO = "auto"  # Q8_0 matrices as they are, the rest as f32
+# Matrices that read the same rows lie one below the other, so that decode reads them in one launch;
+# so do their biases.
 STACKED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "ffn_gate_up": ("ffn_gate", "ffn_up"),
 }
+TYPES = {KvFormat.F32: "F32", KvFormat.F16: "F16", KvFormat.Q8_0: "Q8_0"}  # as GGUF names them
+MADE = {KvFormat.F32: "decoded", KvFormat.F16: "rounded", KvFormat.Q8_0: "requantized"}
+LIMITS = {KvFormat.F16: "above 65504", KvFormat.Q8_0: "above 127 * 65504"}
+CHUNK = 1 << 18  # elements decoded at once: they stay in the cache until they are written
 
 
-def decoded_bytes(file: GgufFile) -> int:
-    """Bytes the weights take once decoded to f32; other F32 tensors stay in the mapped file."""
-    stacked = {part for parts in STACKED.values() for part in parts}
-    infos = ((name, file.tensor_info(name)) for name in file.tensor_names)
-    return sum(
-        4 * math.prod(info.shape)
-        for name, info in infos
-        if info.type != "F32" or name.split(".")[-2] in stacked
+def parse_weights(text: str | KvFormat | None) -> KvFormat | None:
+    """Exactly f32, f16 or q8_0, or a format; None for `auto` and None. Refuses anything else."""
+    if text is None or text == AUTO:
+        return None
+    for fmt in KvFormat:
+        if text in (fmt, fmt.value):
+            return fmt
+    raise Refusal(
+        "10",
+        f"weights {text!r} is none of f32, f16, q8_0, auto; leave it out for auto, which uses "
+        "Q8_0 tensors as they are and decodes the others to f32",
+        {"weights": str(text)},
     )
 
 
-def decode_weights(file: GgufFile, *, progress: bool = False) -> dict[str, Any]:
-    """Every tensor as float32 by its name, stacked ones under `STACKED` names instead.
+@dataclass(frozen=True)
+class Planned:
+    """One array to load: of one tensor, or of several stacked ones.
 
-    progress: show a bar on stderr.
+    shape: of the whole, in elements. in_place: it is used as it lies in the mapped file.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    shape: tuple[int, ...]
+    fmt: KvFormat
+    origin: str
+    in_place: bool
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return 0 if self.in_place else math.prod(self.stored_shape) * self.dtype.itemsize
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of its array."""
+        if self.fmt is not KvFormat.Q8_0:
+            return self.shape
+        return (*self.shape[:-1], self.shape[-1] // BLOCK * BLOCK_BYTES)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype({KvFormat.F32: "f4", KvFormat.F16: "f2", KvFormat.Q8_0: "u1"}[self.fmt])
+
+
+def plan_weights(file: GgufFile, wanted: KvFormat | None) -> list[Planned]:
+    """What `load_weights` makes of every tensor. wanted: format of the matrices, None for auto.
+
+    A stack of which auto takes only some parts as they are is left in its parts.
+    """
+    plan = []
+    for name, tensors in _groups(file.tensor_names):
+        native = {file.tensor_info(tensor).type == "Q8_0" for tensor in tensors}
+        apart = wanted is None and len(native) > 1
+        parts = [(t, (t,)) for t in tensors] if apart else [(name, tensors)]
+        plan += [_planned(file, *part, wanted) for part in parts]
+    return plan
+
+
+def _groups(names: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every array's name and tensors, the parts of a stack in the order of `STACKED`."""
+    left = dict.fromkeys(names)
+    while left:
+        name = next(iter(left))
+        *block, part, kind = name.split(".")
+        group: tuple[str, tuple[str, ...]] = name, (name,)
+        for stack, parts in STACKED.items():
+            full = tuple(".".join([*block, p, kind]) for p in parts)
+            if part in parts and all(n in left for n in full):
+                group = ".".join([*block, stack, kind]), full
+        for used in group[1]:
+            del left[used]
+        yield group
+
+
+def _planned(
+    file: GgufFile, name: str, tensors: tuple[str, ...], wanted: KvFormat | None
+) -> Planned:
+    infos = [file.tensor_info(tensor) for tensor in tensors]
+    types = list(dict.fromkeys(info.type for info in infos))
+    width = infos[0].shape[-1]
+    fmt, note = KvFormat.F32, ""
+    if len(infos[0].shape) == 2:  # vectors stay f32
+        native = KvFormat.Q8_0 if types == ["Q8_0"] else KvFormat.F32
+        fmt = wanted or native
+        if fmt is KvFormat.Q8_0 and width % BLOCK:
+            fmt = KvFormat.F16 if types == ["F16"] else KvFormat.F32
+            note = f" because rows of {width} are not whole blocks of {BLOCK}"
+    made = [kind for kind in types if kind != TYPES[fmt]]
+    as_is = "" if len(made) == len(types) else f", {TYPES[fmt]} as it is"
+    origin = f"{MADE[fmt]} from {', '.join(made)}{as_is}" if made else "as in the file"
+    return Planned(
+        name=name,
+        tensors=tensors,
+        shape=(sum(info.shape[0] for info in infos), *infos[0].shape[1:]),
+        fmt=fmt,
+        origin=origin + note,
+        in_place=not made and len(tensors) == 1,
+    )
+
+
+def load_weights(file: GgufFile, plan: list[Planned], *, progress: bool = False) -> dict[str, Any]:
+    """Every array of the plan by name, read-only: a `Weight` for a matrix, float32 for a vector.
+
+    A stack that the plan leaves in its parts is a tuple of them. progress: show a bar on stderr.
+    Refuses a tensor that its format cannot hold.
     """
     from tqdm import tqdm
 
-    weights: dict[str, Any] = {}
-    names = tqdm(
-        file.tensor_names, desc="weights", unit="tensor", disable=not progress, leave=False
-    )
-    for name in names:
-        weights[name] = file.tensor(name)
-        _stack(weights, name)
-    return weights
+    arrays = {
+        p.name: file.stored(p.tensors[0]) if p.in_place else np.empty(p.stored_shape, p.dtype)
+        for p in plan
+    }
+    jobs = [job for p in plan if not p.in_place for job in _jobs(file, p, arrays[p.name])]
+    total = sum(math.prod(p.shape) for p in plan if not p.in_place)
+    bar = tqdm(total=total, desc="weights", unit_scale=True, disable=not progress, leave=False)
+    with ThreadPoolExecutor(cores()) as pool, bar:
+        for n in pool.map(lambda job: job.run(file), jobs):
+            bar.update(n)
+    loaded: dict[str, Any] = {}
+    for p in plan:
+        array = arrays[p.name].view()
+        array.flags.writeable = False
+        loaded[p.name] = Weight(array, p.fmt, p.origin) if array.ndim == 2 else array
+    for name, tensors in _groups(tuple(loaded)):
+        if len(tensors) > 1:
+            loaded[name] = tuple(loaded.pop(tensor) for tensor in tensors)
+    return loaded
 
 
-def _stack(weights: dict[str, Any], last: str) -> None:
-    """Stack the matrices that the tensor `last` completes, and drop the single ones."""
-    *block, part, kind = last.split(".")
-    for name, parts in STACKED.items():
-        full = [".".join([*block, p, kind]) for p in parts]
-        if part in parts and all(n in weights for n in full):
-            weights[".".join([*block, name, kind])] = np.concatenate([weights.pop(n) for n in full])
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Some rows of one tensor to be written into `target` in a format."""
+
+    tensor: str
+    rows: slice
+    fmt: KvFormat
+    as_stored: bool
+    target: NDArray[Any]
+
+    def run(self, file: GgufFile) -> int:
+        """Write them; returns the number of elements."""
+        if self.as_stored:
+            self.target[:] = file.stored(self.tensor)[self.rows]
+            return int(self.target.size)
+        values = file.tensor(self.tensor, self.rows)
+        if self.fmt is KvFormat.F32:
+            self.target[:] = values
+        else:
+            self._narrow(values)
+        return int(values.size)
+
+    def _narrow(self, values: Floats) -> None:
+        if self.fmt is KvFormat.F16:
+            with np.errstate(over="ignore"):
+                self.target[:] = values
+            scales = self.target
+        else:
+            quantize = registry.select("quantize_q8_0", config={"threads": 1})
+            cells = quantize.launch(values, config=quantize.config)
+            self.target[:] = cells[:, : self.target.shape[1]]
+            blocks = self.target.reshape(len(values), -1, BLOCK_BYTES)
+            scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")
+        if not np.isfinite(scales).all():
+            raise Refusal(
+                "4.2",
+                f"tensor {self.tensor!r} has values {LIMITS[self.fmt]} or not finite, which "
+                f"{self.fmt} cannot hold; load with weights f32",
+                {"tensor": self.tensor, "fmt": self.fmt.value},
+            )
+
+
+def _jobs(file: GgufFile, planned: Planned, array: NDArray[Any]) -> Iterator[Job]:
+    """The work of one array, cut into pieces of about `CHUNK` elements."""
+    step = max(1, CHUNK // math.prod(planned.shape[1:]))
+    base = 0
+    for tensor in planned.tensors:
+        kind, shape = file.tensor_info(tensor)
+        for first in range(0, shape[0], step):
+            rows = slice(first, min(first + step, shape[0]))
+            target = array[base + rows.start : base + rows.stop]
+            yield Job(tensor, rows, planned.fmt, kind == TYPES[planned.fmt], target)
+        base += shape[0]

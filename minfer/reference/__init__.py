@@ -1,7 +1,8 @@
 """One oracle per op, in numpy: what a kernel must compute, written so that it can be read.
 
 The names and the argument order are those of the kernels; `config` is accepted and ignored. The
-q8_0 functions are bit oracles, stores work on canonical bytes, everything else is float64.
+q8_0 functions and products with a q8_0 weight are bit oracles, stores work on canonical bytes,
+everything else is float64.
 """
 
 from minfer.reference.attention import attention, attn_map, attn_window, round_query, runs_of
@@ -16,10 +17,7 @@ from minfer.reference.codec import (
 )
 from minfer.reference.dense import (
     add,
-    embed,
     gelu_mul,
-    matmul,
-    matvec,
     qkv_rope_store,
     rms_norm,
     rope,
@@ -28,6 +26,7 @@ from minfer.reference.dense import (
     softcap,
     store_cells,
 )
+from minfer.reference.products import embed, matmul, matvec
 
 __all__ = [
     "F16_NAN",

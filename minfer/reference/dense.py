@@ -1,4 +1,4 @@
-"""Dense steps and stores: products, norms and rope in float64, stores as canonical bytes."""
+"""Dense steps and stores: norms and rope in float64, stores as canonical bytes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from minfer.ops import HALF, Config, check_pairing
 from minfer.reference.codec import encode_rows
 
 Doubles = NDArray[np.float64]
-
-
-def matvec(weight: Floats, x: Floats, *, config: Config | None = None) -> Doubles:
-    """x [n, n_in] @ weight.T, weight [n_out, n_in]."""
-    out: Doubles = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    return out
-
-
-matmul = matvec
 
 
 def rms_norm(x: Floats, weight: Floats, *, eps: float, config: Config | None = None) -> Doubles:
@@ -90,12 +81,6 @@ def scale(x: Floats, *, factor: float, config: Config | None = None) -> Doubles:
 def softcap(x: Floats, *, cap: float, config: Config | None = None) -> Doubles:
     """cap * tanh(x / cap)."""
     out: Doubles = cap * np.tanh(np.asarray(x, np.float64) / cap)
-    return out
-
-
-def embed(weight: Floats, tokens: Int32, *, config: Config | None = None) -> Doubles:
-    """Rows of weight [n_vocab, m]."""
-    out: Doubles = np.asarray(weight, np.float64)[tokens]
     return out
 
 

@@ -1,0 +1,61 @@
+"""The variants of one graph, one an op, device and format, and their receipts (contract 6.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from minfer import registry
+from minfer.format import KvFormat
+from minfer.graph.nodes import Heads
+from minfer.graph.params import GraphParams
+from minfer.graph.weight import Weight
+from minfer.ops import Shape
+from minfer.receipt import Receipt
+from minfer.registry import Choice
+
+Key = tuple[str, str, KvFormat]
+
+
+@dataclass
+class Choices:
+    """Asks the registry once a key. threads: workers of every node, None for its own default."""
+
+    params: GraphParams
+    heads: Heads
+    threads: int | None
+    _made: dict[Key, Choice] = field(default_factory=dict)
+    _origins: dict[Key, dict[str, None]] = field(default_factory=dict)
+
+    def choose(self, op: str, layer: int = 0, weight: Weight | None = None) -> Choice:
+        """The variant of `op` on the device of `layer`, for the format of the weight it reads,
+        else of the cache."""
+        fmt = self.params.kv_format if weight is None else weight.fmt
+        key = (op, self.params.devices[layer], fmt)
+        if key not in self._made:
+            self._made[key] = self._ask(*key)
+        if weight is not None and weight.origin:
+            self._origins.setdefault(key, {})[weight.origin] = None
+        return self._made[key]
+
+    def receipts(self) -> Iterator[Receipt]:
+        """One a choice, with the origins of the weights it reads."""
+        for key, choice in self._made.items():
+            yield replace(choice.receipt, weights=tuple(self._origins.get(key, ())))
+
+    def _ask(self, op: str, device: str, fmt: KvFormat) -> Choice:
+        shape = Shape(
+            kind=self.params.kind,
+            n_q=self.params.n_tokens,
+            n_head=self.heads.n_head,
+            n_head_kv=self.heads.n_head_kv,
+            head_dim=self.heads.head_dim,
+        )
+        return registry.select(
+            op,
+            device=device,
+            fmt=fmt,
+            shape=shape,
+            variant=dict(self.params.variants).get(op),
+            config={} if self.threads is None else {"threads": self.threads},
+        )
