@@ -1,0 +1,171 @@
+"""Measuring one case: prepare and check every contestant, then time them in interleaved rounds.
+
+Children stay alive and wait between their turns. In every round each contestant is timed once,
+in an order that changes; after each turn the idle workers of its library get time to fall asleep.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuning.bench.cases import Case, Model
+from tuning.bench.checks import Check, check_ours, check_peer
+from tuning.bench.contestants import OURS, Column
+from tuning.bench.protocol import Absent, ChildFailed, Message, unpack
+from tuning.bench.statistics import rotated
+
+SAMPLE_SECONDS = 0.02  # a sample repeats short calls until it is about that long
+MODEL_SAMPLE_SECONDS = 0.25
+CALLS_MAX = 1000
+MEASURE_SECONDS = 25.0  # rounds of one measure end after that, the first one aside
+SETTLE_SECONDS = 0.01  # libgomp's workers spin up to 8 ms after a call
+
+
+@dataclass(frozen=True)
+class Options:
+    """threads: of every column. rotate: bytes that inputs of a cold case rotate over."""
+
+    threads: int
+    rounds: int
+    rotate: int
+    settle: float = SETTLE_SECONDS
+
+
+@dataclass
+class Contestant:
+    """A column in one format.
+
+    why: reason of a status other than `timed`. computed_in: the format it takes in its place.
+    """
+
+    column: Column
+    fmt: str
+    status: str = "timed"
+    why: str = ""
+    note: str = ""
+    computed_in: str = ""
+    check: Check | None = None
+    values: Any = None
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    def lose(self, status: str, why: object) -> None:
+        """Take it out of the race."""
+        self.status, self.why = status, str(why)
+
+
+def measure(case: Case, columns: Sequence[Column], options: Options) -> list[Contestant]:
+    """All contestants of `case`; those whose column or format we do not have are left out."""
+    racers = _prepare(case, columns, options)
+    try:
+        for name in case.measures:
+            _race(case, name, [r for r in racers if r.status == "timed"], options)
+    finally:
+        for column in columns:
+            column.forget()
+    return racers
+
+
+def _prepare(case: Case, columns: Sequence[Column], options: Options) -> list[Contestant]:
+    racers: list[Contestant] = []
+    for fmt in case.formats:
+        ours: Contestant | None = None
+        for column in columns:
+            if column.missing or case.what not in column.suites:
+                continue
+            racer = Contestant(column, fmt)
+            _ready(racer, case, ours, options)
+            if column.name == OURS:
+                ours = racer
+            if column.name == OURS and racer.status == "absent":
+                break  # a row is a format of ours
+            racers.append(racer)
+    return racers
+
+
+def _ready(racer: Contestant, case: Case, ours: Contestant | None, options: Options) -> None:
+    """Prepare one contestant and check its answer."""
+    request = {
+        "key": racer.fmt,
+        "fmt": racer.fmt,
+        "case": case.message(),
+        "threads": options.threads,
+        "rotate": options.rotate,
+    }
+    reply = _asked(racer, do="prepare", **request)
+    if reply is None:
+        return
+    racer.note, racer.values = reply["note"], unpack(reply["values"])
+    racer.computed_in = reply["facts"].get("format", racer.fmt)
+    for name, seconds in reply["seconds"].items():
+        racer.samples[name] = [seconds]
+    if racer.column.is_peer:
+        reference = None if ours is None else ours.values
+        racer.check = check_peer(case, racer.fmt, racer.values, reply["facts"], reference)
+    else:
+        racer.check = check_ours(case, racer.fmt, racer.values, reply["facts"])
+    if not racer.check.passed:
+        check = racer.check
+        racer.lose(
+            "failed",
+            f"wrong answer: error {check.error:.2e} {check.unit}, allowed {check.tolerance:.0e}",
+        )
+
+
+def _asked(racer: Contestant, **request: Any) -> Message | None:
+    """The reply, or None after the contestant was taken out."""
+    try:
+        return racer.column.ask(**request)
+    except Absent as why:
+        racer.lose("absent", why)
+    except ChildFailed as why:
+        racer.lose("failed", why)
+    return None
+
+
+def _race(case: Case, name: str, racers: list[Contestant], options: Options) -> None:
+    """Rounds of one measure. The first one has single calls and says how many a sample takes."""
+    for racer in racers:
+        if name not in racer.samples:
+            racer.samples[name] = []
+            _turn(racer, name, 1, options)
+    running = _running(racers, name)
+    target = MODEL_SAMPLE_SECONDS if isinstance(case, Model) else SAMPLE_SECONDS
+    calls = {id(r): calls_of(r.samples[name][0], target) for r in running}
+    cost = sum(calls[id(r)] * r.samples[name][0] for r in running)
+    first = 1
+    if any(n > 1 for n in calls.values()):  # single calls were too short to keep
+        first = 0
+        for racer in running:
+            racer.samples[name].clear()
+    for turn in range(first, rounds_of(options.rounds, cost)):
+        for index in rotated(len(running), turn):
+            if running[index].status == "timed":
+                _turn(running[index], name, calls[id(running[index])], options)
+
+
+def _running(racers: Sequence[Contestant], name: str) -> list[Contestant]:
+    return [r for r in racers if r.status == "timed" and r.samples.get(name)]
+
+
+def calls_of(seconds: float, target: float) -> int:
+    """Calls of one sample that make it about `target` seconds long."""
+    return max(1, min(CALLS_MAX, math.ceil(target / max(seconds, 1e-9))))
+
+
+def rounds_of(asked: int, cost: float, limit: float = MEASURE_SECONDS) -> int:
+    """Rounds of `cost` seconds each: what was asked, fewer where that is too long, at least 2."""
+    return min(asked, max(2, int(limit / max(cost, 1e-9))))
+
+
+def _turn(racer: Contestant, name: str, calls: int, options: Options) -> None:
+    reply = _asked(racer, do="time", key=racer.fmt, measure=name, calls=calls)
+    if reply is not None:
+        racer.samples[name].append(reply["seconds"])
+    sleep(options.settle)
+
+
+sleep: Callable[[float], None] = time.sleep
