@@ -80,12 +80,16 @@ def measured(cases: Sequence[Case], found: list[Column], options: Options) -> di
         raise ChildFailed(f"the column of minfer itself {ours.missing}")
     rates: dict[str, float] = {}
     done: list[tuple[Case, list[Contestant]]] = []
+    skipped: list[str] = []
     with progress(len(cases)) as step:
         for case in cases:
             step(f"{case.what}: {case.label(case.measures[0])}")
             _take_rates(ours, rates, options)
-            if isinstance(case, Model):
-                case = with_file(case, found, options)
+            try:
+                case = with_file(case, found, options) if isinstance(case, Model) else case
+            except (Refusal, ChildFailed) as why:
+                skipped.append(f"{case.label(case.measures[0])}: {why}")
+                continue
             done.append((case, measure(case, found, options)))
         _take_rates(ours, rates, options)
     return {
@@ -98,6 +102,7 @@ def measured(cases: Sequence[Case], found: list[Column], options: Options) -> di
             c.name: {"missing": c.missing, "versions": c.versions, "idle_cpu_seconds": c.idle}
             for c in found
         },
+        "skipped": skipped,
         "rows": [row for case, racers in done for row in rows(case, racers, rates)],
     }
 

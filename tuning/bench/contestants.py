@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuning.bench.protocol import Absent, Child, ChildFailed, Message
+from tuning.bench.protocol import Absent, CallFailed, Child, ChildFailed, Message
 
 OURS, CONTROL = "ours", "control"
 START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
@@ -61,11 +61,14 @@ class Column:
         self.versions, self.suites = hello["versions"], hello["suites"]
 
     def ask(self, timeout: float = ANSWER_SECONDS, **request: Any) -> Message:
-        """A reply; raises Absent, or ChildFailed, after which the child is started anew."""
+        """A reply; raises Absent, or ChildFailed. A child that is gone is started anew next time,
+        with nothing prepared."""
         if self.child is None:
             self.child = self.start()
         try:
             reply = self.child.ask(request, timeout)
+        except CallFailed:
+            raise
         except ChildFailed:
             self.close()
             raise

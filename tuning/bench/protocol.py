@@ -30,7 +30,11 @@ STDERR_SHOWN = 500  # characters of a dead child's stderr
 
 
 class ChildFailed(Exception):
-    """A child died, hung, spoke nonsense, or reported an error; the text says which."""
+    """A child died, hung or spoke nonsense, and is gone; the text says which."""
+
+
+class CallFailed(ChildFailed):
+    """A child reported an error and lives on."""
 
 
 class Absent(Exception):
@@ -99,7 +103,7 @@ class Child:
         if kind == "absent":
             raise Absent(reply["absent"])
         if kind == "error":
-            raise ChildFailed(reply["error"])
+            raise CallFailed(reply["error"])
         content: Message = reply["ok"]
         return content
 

@@ -77,12 +77,14 @@ def _prepare(case: Case, columns: Sequence[Column], options: Options) -> list[Co
             if column.missing or case.what not in column.suites:
                 continue
             racer = Contestant(column, fmt)
+            racers.append(racer)
             _ready(racer, case, ours, options)
+            _lose_with_its_child(racer, racers)
             if column.name == OURS:
                 ours = racer
             if column.name == OURS and racer.status == "absent":
+                racers.remove(racer)
                 break  # a row is a format of ours
-            racers.append(racer)
     return racers
 
 
@@ -126,12 +128,21 @@ def _asked(racer: Contestant, **request: Any) -> Message | None:
     return None
 
 
+def _lose_with_its_child(racer: Contestant, racers: Sequence[Contestant]) -> None:
+    """A child that is gone took all that was prepared in it along."""
+    if racer.status == "failed" and racer.column.child is None:
+        for other in racers:
+            if other.column is racer.column and other.status == "timed":
+                other.lose("failed", racer.why)
+
+
 def _race(case: Case, name: str, racers: list[Contestant], options: Options) -> None:
     """Rounds of one measure. The first one has single calls and says how many a sample takes."""
     for racer in racers:
-        if name not in racer.samples:
+        if name not in racer.samples and racer.status == "timed":
             racer.samples[name] = []
             _turn(racer, name, 1, options)
+            _lose_with_its_child(racer, racers)
     running = _running(racers, name)
     target = MODEL_SAMPLE_SECONDS if isinstance(case, Model) else SAMPLE_SECONDS
     calls = {id(r): calls_of(r.samples[name][0], target) for r in running}
@@ -145,6 +156,7 @@ def _race(case: Case, name: str, racers: list[Contestant], options: Options) -> 
         for index in rotated(len(running), turn):
             if running[index].status == "timed":
                 _turn(running[index], name, calls[id(running[index])], options)
+                _lose_with_its_child(running[index], racers)
 
 
 def _running(racers: Sequence[Contestant], name: str) -> list[Contestant]:

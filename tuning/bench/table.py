@@ -110,4 +110,5 @@ def notes(report: Mapping[str, Any]) -> list[str]:
             if cell["status"] in ("failed", "impossible"):
                 where = f"{row['label']} {row['format']}"
                 lines.append(f"{name}, {where}: {cell['status']}: {cell.get('why', '')}")
+    lines += [f"left out: {line}" for line in report["skipped"]]
     return list(dict.fromkeys(lines))
