@@ -241,6 +241,12 @@ def test_a_time_below_the_floor_is_called_impossible() -> None:
     row = results.rows(CASE, [ours, *peers], RATES)[0]
     assert row["columns"]["ours"]["status"] == "impossible"
     assert table.time_of(row["columns"]["ours"], row) == "impossible"
+    read = CASE.work("f32", "call").bytes / RATES["read"]
+    cells = results.rows(CASE, [ours, racer("torch", [read / 2] * 3)], RATES)[0]["columns"]
+    assert cells["torch"]["status"] == "impossible"
+    warm = Attention(9, 9, 2, 1, 32)  # a peer may have faster products than ours
+    cells = results.rows(warm, [ours, racer("torch", [1e-9] * 3)], RATES)[0]["columns"]
+    assert cells["torch"]["status"] == "timed"
 
 
 def test_a_ratio_within_the_noise_of_the_control_is_a_tie() -> None:
@@ -264,7 +270,8 @@ def test_a_report_names_what_is_missing_and_what_does_not_sleep() -> None:
     child_of(found[2]).wrong = True
     with opened(found):
         report = measured([CASE], found, Options(2, 2, 1 << 10, settle=0.003))
-    lines = table.notes(report)
+    lines = table.notes({**report, "environment": {"load": [1.5, 1, 1], "cores": 2}})
+    assert lines[0] == "the machine was busy: load 1.5 on 2 cores"
     assert "torch is absent: there is none; run `make peers`" in lines
     assert any(line.startswith("ours used 4 ms of CPU time while it waited") for line in lines)
     assert sum(line.startswith("ggml, decode 1x5 2/1 d32") for line in lines) == 3

@@ -32,7 +32,7 @@ def row(
 ) -> Row:
     """What is known of one measure in one format."""
     work = case.work(fmt, measure)
-    floor = statistics.floor(work, rates)
+    floor, read_floor = statistics.floor(work, rates), statistics.read_floor(work, rates)
     ours = racers.get(OURS)
     base = ours.samples.get(measure, []) if ours and ours.status == "timed" else []
     noise = None
@@ -50,7 +50,8 @@ def row(
         "floor": floor,
         "noise": noise,
         "columns": {
-            name: cell(racer, measure, base, noise, floor) for name, racer in racers.items()
+            name: cell(racer, measure, base, noise, read_floor if racer.column.is_peer else floor)
+            for name, racer in racers.items()
         },
     }
 
@@ -62,7 +63,7 @@ def cell(
     noise: float | None,
     floor: float | None,
 ) -> Row:
-    """One column of a row. base: samples of ours."""
+    """One column of a row. base: samples of ours. floor: that of this column."""
     found: Row = {"status": racer.status, "note": racer.note, "format": racer.computed_in}
     if racer.why:
         found["why"] = racer.why
@@ -73,10 +74,9 @@ def cell(
         return found
     time = statistics.summarize(samples)
     found |= {"seconds": time._asdict(), "samples": samples}
-    if not racer.column.is_peer and floor is not None:
+    if floor:
         found["of_floor"] = floor / time.median
-    # a peer may compute in another arithmetic; what it reads is what its format says
-    if not racer.column.is_peer and statistics.impossible(time.median, floor):
+    if statistics.impossible(time.median, floor):
         found |= {"status": "impossible", "why": f"the floor is {floor:.3g} s"}
     elif racer.column.name != OURS and len(samples) == len(base):
         ratio = statistics.ratios(samples, base)

@@ -53,6 +53,11 @@ def floor(work: Work | None, rates: Mapping[str, float]) -> float | None:
     return max(work.bytes / rates["read"], products, work.moved / rates["copy"])
 
 
+def read_floor(work: Work | None, rates: Mapping[str, float]) -> float | None:
+    """The floor of a peer: it may multiply in a faster arithmetic, but reads what we read."""
+    return None if work is None else work.bytes / rates["read"]
+
+
 def impossible(seconds: float, floor: float | None) -> bool:
     """Whether a time beats its floor by more than the rates may be wrong."""
     return floor is not None and seconds < SLACK * floor

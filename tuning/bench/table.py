@@ -19,7 +19,7 @@ TITLES = {
     "model": "Whole models",
     "session": "The cell store",
 }
-WIDE = 160  # columns where the output is no terminal
+WIDE = 180  # columns where the output is no terminal
 UNITS = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s"))
 
 
@@ -82,6 +82,8 @@ def time_of(cell: Mapping[str, Any], row: Mapping[str, Any]) -> str:
         return f"{rate:.1f} tokens/s ({ends[0]:.1f}-{ends[1]:.1f})"
     factor, unit = next((f, u) for limit, f, u in UNITS if median < limit)
     shown = f"{median * factor:.3g} {unit} ({low * factor:.3g}-{high * factor:.3g})"
+    if row["work"] and row["work"]["moved"]:
+        shown += f", {row['work']['moved'] / median / 1e9:.1f} GB/s"
     return shown if cell["format"] == row["format"] else f"{cell['format']} {shown}"
 
 
@@ -97,6 +99,9 @@ def ratio_of(cell: Mapping[str, Any]) -> str:
 def notes(report: Mapping[str, Any]) -> list[str]:
     """Columns that are not there, contestants that failed, workers that do not sleep."""
     lines = []
+    env = report["environment"]
+    if env["load"] and env["load"][0] > env["cores"] / 2:
+        lines.append(f"the machine was busy: load {env['load'][0]:.1f} on {env['cores']} cores")
     for name, column in report["columns"].items():
         if column["missing"]:
             lines.append(f"{name} is absent: {column['missing']}")
