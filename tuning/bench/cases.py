@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -197,48 +196,14 @@ class Session(Case):
 
     def label(self, measure: str) -> str:
         names = {
-            "step": "a decode step, tables only",
-            "step and write": f"a decode step, 1 row into {self.n_layer} layers",
+            "step": f"decode step at {self.rows}, tables only",
+            "step and write": f"decode step at {self.rows}, a row into {self.n_layer} layers",
             "export": f"export {self.rows} rows as float32",
             "export cells": f"export {self.rows} rows as stored",
             "import": f"import {self.rows} rows from float32",
             "move": f"move {self.rows} rows by one cell",
         }
         return names[measure]
-
-
-ATTENTION = (
-    Attention(1, 4096, 32, 8, 128),
-    Attention(1, 32768, 32, 8, 128),
-    Attention(1, 8192, 9, 3, 64),
-    Attention(1, 2048, 4, 1, 256),
-    Attention(512, 512, 9, 3, 64),
-    Attention(512, 4096, 9, 3, 64),
-)
-DENSE = tuple(
-    Product(n_out, n_in, rows)
-    for rows in (1, 512)
-    for n_out, n_in in ((576, 1536), (1536, 576), (49152, 576))
-)
-MODEL = (
-    Model("q4_1", 512, ("f16", "q8_0")),
-    Model("f16", 512, ("f16",)),
-    Model("q8_0", 512),
-    Model("q8_0", 4096),
-)
-SESSION = (Session(30, 512, 3, 64), Session(30, 4096, 3, 64))
-SUITES: dict[str, Sequence[Case]] = {
-    "attn": ATTENTION,
-    "dense": DENSE,
-    "model": MODEL,
-    "session": SESSION,
-}
-QUICK: dict[str, Sequence[Case]] = {
-    "attn": (Attention(1, 40, 4, 2, 32), Attention(17, 40, 4, 2, 32)),
-    "dense": (Product(48, 64, 1), Product(48, 64, 33)),
-    "model": (Model("q4_1", 16),),
-    "session": (Session(2, 16, 2, 32),),
-}
 
 
 def copies(case: Case, size: float, rotate_bytes: int) -> int:

@@ -17,12 +17,13 @@ from minfer.device import Device, cores
 from minfer.errors import Refusal
 from minfer.kv.checks import whole_number
 from minfer.pull import resolve_model
-from tuning.bench.cases import QUICK, SUITES, Case, Model
+from tuning.bench.cases import Case, Model
 from tuning.bench.contestants import ANSWER_SECONDS, OURS, Column, columns, opened
 from tuning.bench.environment import environment, last_level_cache
 from tuning.bench.protocol import ChildFailed
 from tuning.bench.results import rows
 from tuning.bench.rounds import Contestant, Options, measure
+from tuning.bench.suites import QUICK, SUITES
 
 PEERS = Path(".venv-peers/bin/python")
 ROUNDS, QUICK_ROUNDS = 15, 2

@@ -22,7 +22,7 @@ SAMPLE_SECONDS = 0.02  # a sample repeats short calls until it is about that lon
 MODEL_SAMPLE_SECONDS = 0.25
 CALLS_MAX = 1000
 MEASURE_SECONDS = 25.0  # rounds of one measure end after that, the first one aside
-SETTLE_SECONDS = 0.01  # libgomp's workers spin up to 8 ms after a call
+SETTLE_SECONDS = 0.015  # libgomp's workers spin up to 10 ms after a call
 
 
 @dataclass(frozen=True)

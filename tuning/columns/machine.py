@@ -19,7 +19,7 @@ CHAINS = 12  # independent sums, more than latency times throughput of any core
 STEPS = 500_000
 LINE = 64
 PAGE_LINES = 64
-TRIALS = 5
+TRIALS = 15
 
 
 def _emit_read(e: Emitter, start: Any, pages: Any, out: Any) -> None:
