@@ -26,7 +26,7 @@ from tuning.bench.rounds import Options
 from tuning.columns.subjects import Measure
 
 CASE = Attention(1, 5, 2, 1, 32)
-OPTIONS = Options(threads=2, rounds=4, rotate=1 << 10, settle=0)
+OPTIONS = Options(threads=2, rounds=4, seconds=25, rotate=1 << 10, settle=0)
 RATES = {"read": 1e9, "fma": 1e9, "int8": 4e9, "copy": 1e9}
 
 
@@ -125,10 +125,11 @@ def test_every_contestant_stands_in_every_place_equally_often(n: int) -> None:
 
 def test_samples_are_long_enough_and_rounds_end_in_time() -> None:
     assert [rounds.calls_of(s, 0.02) for s in (0.5, 0.02, 0.003, 0.0)] == [1, 1, 7, 1000]
-    assert rounds.rounds_of(15, cost=0.1) == 15
+    assert rounds.rounds_of(15, cost=0.1, limit=25) == 15
     assert rounds.rounds_of(15, cost=5.0, limit=25) == 5
     assert rounds.rounds_of(15, cost=90.0, limit=25) == 2
-    assert rounds.rounds_of(1, cost=90.0) == 1
+    assert rounds.rounds_of(15, cost=101.0, limit=25) == 1
+    assert rounds.rounds_of(1, cost=90.0, limit=25) == 1
 
 
 # -- rounds ---------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ def test_a_report_names_what_is_missing_and_what_does_not_sleep() -> None:
     found.append(Column("torch", found[0].start, missing="there is none; run `make peers`"))
     child_of(found[2]).wrong = True
     with opened(found):
-        report = measured([CASE], found, Options(2, 2, 1 << 10, settle=0.003))
+        report = measured([CASE], found, Options(2, 2, 25, 1 << 10, settle=0.003))
     lines = table.notes({**report, "environment": {"load": [1.5, 1, 1], "cores": 2}})
     assert lines[0] == "the machine was busy: load 1.5 on 2 cores"
     assert "torch is absent: there is none; run `make peers`" in lines

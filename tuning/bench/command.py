@@ -26,7 +26,7 @@ from tuning.bench.rounds import Contestant, Options, measure
 from tuning.bench.suites import QUICK, SUITES
 
 PEERS = Path(".venv-peers/bin/python")
-ROUNDS, QUICK_ROUNDS = 15, 2
+ROUNDS, QUICK_ROUNDS, SECONDS = 15, 2, 15.0
 ROTATE_CACHES = 4  # cold inputs rotate over this many last-level caches
 QUICK_ROTATE = 1 << 16
 MODEL = "smollm2"
@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="FILE", help="write the JSON to a file as well")
     add("--threads", type=int, default=cores(), help="threads of every column; default %(default)s")
     add("--rounds", type=int, default=ROUNDS, help="at most; default %(default)s")
+    add("--seconds", type=float, default=SECONDS,
+        help="rounds of one shape end after that, but for the first ones; default %(default)s")  # fmt: skip
     add("--quick", action="store_true", help="tiny sizes and two rounds: does everything run?")
 
 
@@ -55,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
     options = Options(
         threads=whole_number(args.threads, "--threads", "10", low=1),
         rounds=QUICK_ROUNDS if args.quick else whole_number(args.rounds, "--rounds", "10", low=1),
+        seconds=args.seconds,
         rotate=QUICK_ROTATE if args.quick else ROTATE_CACHES * last_level_cache(),
     )
     suites = QUICK if args.quick else SUITES

@@ -21,16 +21,18 @@ from tuning.bench.statistics import rotated
 SAMPLE_SECONDS = 0.02  # a sample repeats short calls until it is about that long
 MODEL_SAMPLE_SECONDS = 0.25
 CALLS_MAX = 1000
-MEASURE_SECONDS = 25.0  # rounds of one measure end after that, the first one aside
 SETTLE_SECONDS = 0.015  # libgomp's workers spin up to 10 ms after a call
 
 
 @dataclass(frozen=True)
 class Options:
-    """threads: of every column. rotate: bytes that inputs of a cold case rotate over."""
+    """threads: of every column. rounds: at most. seconds: rounds of a measure end after that.
+    rotate: bytes that inputs of a cold case rotate over. settle: seconds after every turn.
+    """
 
     threads: int
     rounds: int
+    seconds: float
     rotate: int
     settle: float = SETTLE_SECONDS
 
@@ -152,7 +154,7 @@ def _race(case: Case, name: str, racers: list[Contestant], options: Options) -> 
         first = 0
         for racer in running:
             racer.samples[name].clear()
-    for turn in range(first, rounds_of(options.rounds, cost)):
+    for turn in range(first, rounds_of(options.rounds, cost, options.seconds)):
         for index in rotated(len(running), turn):
             if running[index].status == "timed":
                 _turn(running[index], name, calls[id(running[index])], options)
@@ -168,9 +170,13 @@ def calls_of(seconds: float, target: float) -> int:
     return max(1, min(CALLS_MAX, math.ceil(target / max(seconds, 1e-9))))
 
 
-def rounds_of(asked: int, cost: float, limit: float = MEASURE_SECONDS) -> int:
-    """Rounds of `cost` seconds each: what was asked, fewer where that is too long, at least 2."""
-    return min(asked, max(2, int(limit / max(cost, 1e-9))))
+def rounds_of(asked: int, cost: float, limit: float) -> int:
+    """How many rounds of `cost` seconds: as many as were asked and `limit` seconds hold.
+
+    At least 2, so that there is a spread, but for rounds that take four times the limit.
+    """
+    least = 2 if cost <= 4 * limit else 1
+    return min(asked, max(least, int(limit / max(cost, 1e-9))))
 
 
 def _turn(racer: Contestant, name: str, calls: int, options: Options) -> None:
