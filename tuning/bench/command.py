@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=cores(), help="threads of every column; default %(default)s")
     add("--rounds", type=int, default=ROUNDS, help="at most; default %(default)s")
     add("--seconds", type=float, default=SECONDS,
-        help="rounds of one shape end after that, but for the first ones; default %(default)s")  # fmt: skip
+        help="rounds of a shape end after that; default %(default)s")  # fmt: skip
     add("--quick", action="store_true", help="tiny sizes and two rounds: does everything run?")
 
 
