@@ -27,7 +27,8 @@ from tuning.bench.suites import QUICK, SUITES
 
 PEERS = Path(".venv-peers/bin/python")
 ROUNDS, QUICK_ROUNDS, SECONDS = 15, 2, 15.0
-ROTATE_CACHES = 4  # cold inputs rotate over this many last-level caches
+ROTATE_CACHES = 8  # cold inputs rotate over this many last-level caches
+READ_ROTATIONS = 2  # and the read rate is that of twice as many bytes
 QUICK_ROTATE = 1 << 16
 MODEL = "smollm2"
 
@@ -112,7 +113,9 @@ def measured(cases: Sequence[Case], found: list[Column], options: Options) -> di
 
 
 def _take_rates(ours: Column, rates: dict[str, float], options: Options) -> None:
-    reply = ours.ask(do="machine", threads=options.threads, read_bytes=options.rotate)
+    reply = ours.ask(
+        do="machine", threads=options.threads, read_bytes=READ_ROTATIONS * options.rotate
+    )
     for name, rate in reply["rates"].items():
         rates[name] = max(rate, rates.get(name, 0.0))
 
