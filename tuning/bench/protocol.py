@@ -57,7 +57,7 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[Any]:
 class Child:
     """A process that answers requests, one at a time. Its stderr is kept for bad news."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, argv: Sequence[str]) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         self._process = subprocess.Popen(
             list(argv),
@@ -65,7 +65,6 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             cwd=ROOT,
-            env={**os.environ, **(env or {})},
             text=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
