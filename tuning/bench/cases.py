@@ -17,7 +17,8 @@ class Work:
     """What one call must do at least.
 
     bytes: read from memory; 0 where the inputs stay in the caches. fma: f32 multiply-adds.
-    int8: int8 multiply-adds. moved: bytes copied, each read once and written once.
+    int8: int8 multiply-adds. moved: bytes of cells copied; no floor, copies may stay in a
+    cache.
     """
 
     bytes: float = 0
@@ -180,6 +181,7 @@ class Session(Case):
         "export cells",
         "import",
         "move",
+        "copy",
     )
     n_layer: int
     rows: int
@@ -189,10 +191,8 @@ class Session(Case):
     def work(self, fmt: str, measure: str) -> Work | None:
         if measure.startswith("step"):
             return None
-        n = 2 * self.n_layer * self.rows
-        cells = n * cell_bytes(KvFormat(fmt), self.n_head_kv * self.head_dim)
-        decoded = n * 4 * self.n_head_kv * self.head_dim
-        return Work(moved=min(cells, decoded) if measure in ("export", "import") else cells)
+        cells = 2 * self.n_layer * self.rows
+        return Work(moved=cells * cell_bytes(KvFormat(fmt), self.n_head_kv * self.head_dim))
 
     def label(self, measure: str) -> str:
         names = {
@@ -201,7 +201,8 @@ class Session(Case):
             "export": f"export {self.rows} rows as float32",
             "export cells": f"export {self.rows} rows as stored",
             "import": f"import {self.rows} rows from float32",
-            "move": f"move {self.rows} rows by one cell",
+            "move": f"move {self.rows} rows",
+            "copy": f"copy the bytes of {self.rows} rows",
         }
         return names[measure]
 

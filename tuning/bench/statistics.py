@@ -46,11 +46,14 @@ def tied(ratio: float, noise: float) -> bool:
 
 
 def floor(work: Work | None, rates: Mapping[str, float]) -> float | None:
-    """Seconds below which no call can be: bytes, products and copies at the measured rates."""
+    """Seconds below which no call can be: bytes and products at the measured rates.
+
+    None where neither is counted.
+    """
     if work is None:
         return None
     products = work.fma / rates["fma"] + work.int8 / rates["int8"]
-    return max(work.bytes / rates["read"], products, work.moved / rates["copy"])
+    return max(work.bytes / rates["read"], products) or None
 
 
 def read_floor(work: Work | None, rates: Mapping[str, float]) -> float | None:

@@ -30,7 +30,7 @@ def show(report: Mapping[str, Any]) -> None:
     console.print(
         f"{env['cpu']}, {report['threads']} threads, minfer {env['minfer']} "
         f"{(env['commit'] or 'no commit')[:12]}; measured here: "
-        f"read {rates['read'] / 1e9:.1f} GB/s, copy {rates['copy'] / 1e9:.1f} GB/s, "
+        f"read {rates['read'] / 1e9:.1f} GB/s, "
         f"f32 {rates['fma'] / 1e9:.1f} and int8 {rates['int8'] / 1e9:.0f} G multiply-adds/s"
     )
     for what in dict.fromkeys(row["what"] for row in report["rows"]):

@@ -94,22 +94,19 @@ def _pages(n_bytes: int) -> Bytes:
 
 
 def rates(threads: int, read_bytes: int) -> dict[str, float]:
-    """Bytes read and copied, f32 and int8 multiply-adds a second, on `threads` threads.
+    """Bytes read, f32 and int8 multiply-adds a second, on `threads` threads.
 
-    read_bytes: size of the memory that is read, many times the last-level cache; an eighth of it is
-    copied.
+    read_bytes: size of the memory that is read, many times the last-level cache.
     """
     data = _pages(read_bytes)
     out = np.ones((threads, CHAINS, LANES), np.float32)
-    whole, part = data[:-2], len(data) // 8
-    target, source = data[:part], data[part : 2 * part]
+    whole = data[:-2]
     products = threads * STEPS * CHAINS * LANES
     args = (out, STEPS)
     return {
         "read": whole.nbytes / best(lambda: run(threads, _read_kernel, None, (whole, out))),
         "fma": products / best(lambda: run(threads, _fma_kernel, None, args)),
         "int8": 4 * products / best(lambda: run(threads, _dot_kernel, None, args)),
-        "copy": target.nbytes / best(lambda: np.copyto(target, source)),
     }
 
 

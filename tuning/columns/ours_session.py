@@ -16,7 +16,7 @@ SEQ, COPY = 1, 2
 
 
 def session(case: Case, how: Message) -> Subject:
-    """Steps, copies out and in, and moves over a sequence of `rows` rows.
+    """Steps, copies out and in, and moves over a sequence of `rows` rows; a plain copy beside.
 
     values: rows that were imported and exported once more, and the same as they were given.
     """
@@ -50,7 +50,14 @@ def session(case: Case, how: Message) -> Subject:
     def move() -> None:
         for layer in layers:
             for region in store.region(layer):
-                kernels_numba.copy_rows(region, [(case.rows + 33, case.rows + 32, case.rows)])
+                kernels_numba.copy_rows(region, [(0, case.rows + 32, case.rows)])
+
+    source = np.ones((2 * case.n_layer, case.rows * store.region(0)[0].row_bytes), np.uint8)
+    target = source.copy()
+
+    def copy() -> None:
+        for into, out_of in zip(target, source, strict=True):
+            into[:] = out_of
 
     def forget() -> None:
         store.truncate(COPY, 0)
@@ -62,6 +69,7 @@ def session(case: Case, how: Message) -> Subject:
         "export cells": Measure([lambda: export(store.export_cells)]),
         "import": Measure([lambda: store.import_rows(COPY, k, v)], forget, most=1),
         "move": Measure([move]),
+        "copy": Measure([copy]),
     }
     given, kept = k[-1], store.export(SEQ, case.n_layer - 1, "k")
     return Subject(measures, np.stack([kept, given]), note="KvStore")
