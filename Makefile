@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PEERS = .venv-peers
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 PROMPT ?= The capital of France is
 QUESTION ?= Why is the sky blue? Answer in two sentences.
 
-.PHONY: run test lint clean
+.PHONY: run test lint peers clean
 
 run: $(VENV)/.run
 	$(BIN)/minfer pull smollm2
@@ -27,6 +28,15 @@ lint: $(VENV)/.dev
 	@$(call timed,ruff format,$(BIN)/ruff format --check .)
 	@$(call timed,mypy,$(BIN)/mypy)
 
+# ggml and torch for `python -m tuning bench --peers`. llama-cpp-python is built from source for
+# this CPU: that takes a C++ compiler and some minutes.
+peers: $(PEERS)/.done
+
+$(PEERS)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install '.[peers]' --constraint constraints.txt
+	touch $@
+
 # $(call timed,what,command): run it and say how long it took.
 timed = start=$$(date +%s); $(2) || exit $$?; echo "== $(1): $$(($$(date +%s) - start)) s"
 
@@ -42,4 +52,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@ $(VENV)/.run
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Draw docs/images/decode.png: one decode query over a growing cache, in three formats.
 
-    python -m tuning.decode_figure [--out docs/images/decode.png] [--json]
+    python -m tuning figure [--out docs/images/decode.png] [--json]
 
 Every point is checked against the f32 kernel before it is timed, then all formats are timed in
 interleaved rounds. Caches rotate over more bytes than the last-level cache holds, so that the
@@ -19,48 +19,18 @@ from typing import Any
 import numpy as np
 
 from minfer.device import cores
-from minfer.format import Floats, KvFormat, Region
+from minfer.format import KvFormat, Region
 from minfer.functional import attention
 from minfer.kernels_numba import empty_region
-from minfer.registry import select
 from minfer.window import Span
+from tuning.columns import machine
+from tuning.columns.regions import copy_of, filled
 
 N_HEAD, N_HEAD_KV, HEAD_DIM = 32, 8, 128
 CELLS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 ROTATE_BYTES = 128 << 20
 ROUNDS = 15
 TOLERANCE = {KvFormat.F32: 1e-5, KvFormat.F16: 2e-3, KvFormat.Q8_0: 3e-2}
-
-
-def filled(fmt: KvFormat, rows: Floats) -> Region:
-    """A region of `fmt` that holds float32 rows [n, n_head_kv, d]."""
-    store = select("store_cells", fmt=fmt)
-    cells = np.arange(len(rows), dtype=np.int32)
-    region: Region = store.launch(
-        empty_region(fmt, len(rows), N_HEAD_KV, HEAD_DIM),
-        rows,
-        cells,
-        fmt=fmt,
-        config=store.config,
-    )
-    return region
-
-
-def read_rate() -> float:
-    """Bytes a second that all cores read from memory together, by a sum over 512 MiB."""
-    words = np.ones(64 << 20, np.float64)
-    matvec = select("matvec", fmt=KvFormat.F32, config={"threads": cores()})
-    how = {"fmt": KvFormat.F32, "config": matvec.config}
-    weight, x = words.view(np.float32).reshape(-1, 4096), np.ones((1, 4096), np.float32)
-    best = min(timed(lambda: matvec.launch(weight, x, **how)) for _ in range(7))
-    return words.nbytes / best
-
-
-def timed(call: Any) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def measure(n: int) -> dict[str, dict[str, float]]:
@@ -89,11 +59,6 @@ def measure(n: int) -> dict[str, dict[str, float]]:
                 attention(q, *pair, span, kind="decode")
             samples[fmt].append((time.perf_counter() - start) / inner * 1e3)
     return {fmt.value: summary(values) for fmt, values in samples.items()}
-
-
-def copy_of(region: Region) -> Region:
-    arrays = tuple(array.copy() for array in region.arrays)
-    return Region(region.fmt, region.layout, region.n_head_kv, region.head_dim, arrays)
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -140,15 +105,17 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
-    """Measure, print, draw."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
     parser.add_argument("--out", type=Path, default=Path("docs/images/decode.png"))
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print, draw."""
     from tqdm import tqdm
 
-    rate = read_rate()
+    rate = machine.rates(cores(), 4 * ROTATE_BYTES)["read"]
     bytes_per_cell = {
         fmt.value: 2 * empty_region(fmt, 1, N_HEAD_KV, HEAD_DIM).arrays[0].nbytes
         for fmt in KvFormat
@@ -175,7 +142,3 @@ def main() -> None:
             for fmt in bytes_per_cell
         )
         print(f"{n:6} cells  {row}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,40 @@
+"""`python -m tuning COMMAND`: measuring minfer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from minfer.errors import Refusal
+from tuning import figure
+from tuning.bench import command
+from tuning.bench.protocol import ChildFailed
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; 0 done, 2 or 3 refused, 70 a column that does not run."""
+    parser = argparse.ArgumentParser(prog="python -m tuning", description="Measuring minfer.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, module, text in (
+        ("bench", command, "time the kernels, and peers beside them"),
+        ("figure", figure, "draw docs/images/decode.png"),
+    ):
+        sub = commands.add_parser(name, help=text)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        args.run(args)
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
+        return refusal.exit_code
+    except ChildFailed as failure:
+        print(failure, file=sys.stderr)
+        return 70
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

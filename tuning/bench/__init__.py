@@ -1,0 +1,1 @@
+"""The benchmark: ours against peers, checked first, in interleaved rounds."""

@@ -1,0 +1,83 @@
+"""Is an answer right? Decided here, in the parent, before anything of it is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minfer.format import KvFormat
+from tuning.bench.cases import Attention, Case, Model, Product, Session
+from tuning.bench.inputs import Expected, expected_attention, expected_product
+
+# What a peer's answer may be off, of the largest answer. f16: ggml adds values up in f16.
+TOLERANCE = {"f32": 5e-5, "f16": 5e-2, "q8_0": 3e-2, "bf16": 3e-2}
+CAP = {"f32": 1e-5, "f16": 1e-5, "q8_0": 3e-2}  # ours, against unrounded queries, likewise
+LOGITS = 0.1  # |difference| / |reference| of centred logits, over weights and cache types
+SESSION = {"f32": 0.0, "f16": 5e-4, "q8_0": 5e-3}  # rows kept in a store, of the largest
+
+
+class Check(NamedTuple):
+    """error and tolerance are of the same unit, named by `unit`."""
+
+    passed: bool
+    error: float
+    tolerance: float
+    unit: str
+
+
+@lru_cache(maxsize=8)
+def expected(case: Case, fmt: str, query: str) -> Expected | None:
+    """What the oracle says, None for a case that has none."""
+    if isinstance(case, Attention):
+        return expected_attention(case, KvFormat(fmt), query)
+    if isinstance(case, Product):
+        return expected_product(case, KvFormat(fmt), query)
+    return None
+
+
+def check_ours(case: Case, fmt: str, values: NDArray[Any], facts: Mapping[str, Any]) -> Check:
+    """The budget of contract 4.6: twice the error of float32 numpy, with queries rounded alike."""
+    if isinstance(case, Session):
+        kept, given = values
+        return _within(np.abs(kept - given).max() / np.abs(given).max(), SESSION[fmt], "of max")
+    truth = expected(case, fmt, facts.get("query", "f32"))
+    if truth is None or values.shape != truth.exact.shape:
+        return _within(float(np.isfinite(values).all()) - 1, 0, "finite")
+    budget = _within(np.abs(values - truth.rounded).max(), truth.budget, "absolute")
+    cap = _within(np.abs(values - truth.exact).max() / truth.scale, CAP[fmt], "of max")
+    return budget if cap.passed else cap
+
+
+def check_peer(
+    case: Case,
+    fmt: str,
+    values: NDArray[Any],
+    facts: Mapping[str, Any],
+    reference: NDArray[Any] | None,
+) -> Check:
+    """Against the same oracle with the tolerance of its format; a model against our own logits.
+
+    reference: logits of our column for the same file and cache.
+    """
+    if isinstance(case, Model):
+        if reference is None:
+            return Check(False, float("nan"), LOGITS, "of our logits")
+        ours, theirs = (np.asarray(x, np.float64) for x in (reference, values))
+        ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+        error = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
+        return _within(error, LOGITS, "of our logits")
+    truth = expected(case, fmt, "f32")
+    assert truth is not None
+    if values.shape != truth.exact.shape:
+        return Check(False, float("nan"), 0, "another shape")
+    error = np.abs(values - truth.exact).max() / truth.scale
+    return _within(error, TOLERANCE[facts.get("format", fmt)], "of max")
+
+
+def _within(error: Any, tolerance: float, unit: str) -> Check:
+    error = float(error)
+    return Check(bool(abs(error) <= tolerance), error, tolerance, unit)

@@ -1,0 +1,40 @@
+"""The cases that the benchmark runs, by suite: full sizes, and tiny ones for a smoke test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuning.bench.cases import Attention, Case, Model, Product, Session
+
+ATTENTION = (
+    Attention(1, 4096, 32, 8, 128),
+    Attention(1, 32768, 32, 8, 128),
+    Attention(1, 8192, 9, 3, 64),
+    Attention(1, 2048, 4, 1, 256),
+    Attention(512, 512, 9, 3, 64),
+    Attention(512, 4096, 9, 3, 64),
+)
+DENSE = tuple(
+    Product(n_out, n_in, rows)
+    for rows in (1, 512)
+    for n_out, n_in in ((576, 1536), (1536, 576), (49152, 576))
+)
+MODEL = (
+    Model("q4_1", 512, ("f16", "q8_0")),
+    Model("f16", 512, ("f16",)),
+    Model("q8_0", 512),
+    Model("q8_0", 4096),
+)
+SESSION = (Session(30, 512, 3, 64), Session(30, 4096, 3, 64))
+SUITES: dict[str, Sequence[Case]] = {
+    "attn": ATTENTION,
+    "dense": DENSE,
+    "model": MODEL,
+    "session": SESSION,
+}
+QUICK: dict[str, Sequence[Case]] = {
+    "attn": (Attention(1, 40, 4, 2, 32), Attention(17, 40, 4, 2, 32)),
+    "dense": (Product(48, 64, 1), Product(48, 64, 33)),
+    "model": (Model("q4_1", 16),),
+    "session": (Session(2, 16, 2, 32),),
+}

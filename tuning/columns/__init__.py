@@ -1,0 +1,1 @@
+"""What is timed: one module a column, each run in a process of its own."""
