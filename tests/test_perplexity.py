@@ -249,8 +249,9 @@ def test_logits_that_are_not_finite_are_refused_by_position(tiny_gguf: Path) -> 
     engine, windows, which = load(tiny_gguf), cut(150, 64), 64 + 40
     embeddings = engine._weights["token_embd.weight"]
     engine._weights["output.weight"] = embeddings
-    engine._weights["token_embd.weight"] = broken = np.array(embeddings)
+    broken = np.array(embeddings.array)
     broken[TOKENS[which]] = np.nan
+    engine._weights["token_embd.weight"] = dataclasses.replace(embeddings, array=broken)
     message = "after token 104 of the text (position 40 of its window) are not finite"
     error = refused(None, "4.2", lambda: nll(engine, windows, "decode"), message)
     assert error.facts == {"token": which, "position": 40, "fmt": "f32"}
