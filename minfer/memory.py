@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from minfer.errors import Refusal
+from minfer.format import Bytes
 
+LINE = 64  # bytes of a cache line
 CGROUP = Path("/sys/fs/cgroup")
 LARGEST_THRESHOLD = (32 << 20) - (1 << 14)  # bytes of a block, with its header and page rounding
 HEADROOM = 64 << 20  # bytes left to the interpreter, compiled kernels and activations
@@ -49,6 +54,28 @@ def keep_freed_pages() -> None:
     almost that is taken and freed, untouched. Other C libraries have no such habit.
     """
     np.empty(LARGEST_THRESHOLD, np.uint8)
+
+
+def zeroed(sizes: Iterable[int]) -> list[Bytes]:
+    """One array of zero bytes a size, cut from one piece of memory; each starts a cache line.
+
+    In large pages where the system has them: arrays read once a token are read up to twice as
+    fast from those as from pages of 4 KiB.
+    """
+    wanted = list(sizes)
+    starts = np.cumsum([0, *(-(-size // LINE) * LINE for size in wanted)])
+    whole = np.frombuffer(_pages(max(int(starts[-1]), 1)), np.uint8)
+    return [whole[start : start + size] for start, size in zip(starts[:-1], wanted, strict=True)]
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Zero bytes of this process alone; shared ones would get no large pages."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, size)
+    area = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # not every system has large pages
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return area
 
 
 def human(n: int) -> str:

@@ -34,7 +34,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 KERNELS = LAYERS[2]
-FOR_KERNELS = {"errors", "settings", "format", "window", "ops"}
+FOR_KERNELS = {"errors", "settings", "format", "window", "memory", "ops"}
 
 
 def modules() -> list[Path]:

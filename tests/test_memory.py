@@ -79,3 +79,15 @@ def test_freed_pages_are_kept_for_the_next_rows() -> None:
     )
     without, with_them = map(int, done.stdout.split())
     assert with_them < 100 < without, done
+
+
+def test_zeroed_arrays_start_cache_lines_and_do_not_overlap() -> None:
+    arrays = memory.zeroed([3, 0, 64, 65])
+    assert [a.nbytes for a in arrays] == [3, 0, 64, 65]
+    starts = [a.__array_interface__["data"][0] for a in arrays]
+    assert starts[0] % 64 == 0 and [at - starts[0] for at in starts[2:]] == [64, 128]
+    for fill, array in enumerate(arrays, 1):
+        assert not array.any()
+        array[:] = fill
+    assert [set(a.tolist()) for a in arrays] == [{1}, set(), {3}, {4}]
+    assert memory.zeroed([]) == []

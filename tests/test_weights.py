@@ -105,7 +105,7 @@ def test_auto_takes_q8_0_as_it_is_and_decodes_the_rest(small: GgufFile) -> None:
         (Q8_0, "as in the file"),
     ]
     assert (apart[1].array == small.tensor("blk.0.attn_k.weight")).all()
-    assert np.shares_memory(apart[2].array, small.stored("blk.0.attn_v.weight"))
+    assert (apart[2].array == small.stored("blk.0.attn_v.weight")).all()
     assert {name[6:]: how for name, how in said.items() if name.startswith("blk.0.")} == {
         "ffn_gate_up.weight": (Q8_0, "as in the file"),
         "ffn_down.weight": (F32, "decoded from F16"),
@@ -156,27 +156,20 @@ def test_vectors_stay_f32_and_biases_are_stacked_like_their_matrices(
     assert not [name for name in found if "attn_q." in name or "ffn_up" in name]
 
 
-def test_what_has_its_format_in_the_file_stays_there(small: GgufFile) -> None:
-    for wanted, name, inside in (
-        ("f16", "ffn_down", True),
-        ("f16", "attn_output", False),
-        ("f32", "attn_output", True),
-        ("f32", "ffn_down", False),
-    ):
-        array = load(small, wanted)[f"blk.0.{name}.weight"].array
-        stored = small.stored(f"blk.0.{name}.weight")
-        assert np.shares_memory(array, stored) is inside
+def test_weights_do_not_lie_in_the_file(small: GgufFile) -> None:
+    for wanted, name in (("f16", "ffn_down"), ("f32", "attn_output"), (None, "ffn_gate_up")):
+        held = load(small, wanted)[f"blk.0.{name}.weight"].array
+        assert held.ctypes.data % 64 == 0 and not held.flags.writeable
+        assert not any(np.shares_memory(held, small.stored(n)) for n in small.tensor_names)
 
 
 @pytest.mark.parametrize("wanted", [None, "f32", "f16", "q8_0"])
 def test_the_plan_knows_how_much_memory_it_takes(small: GgufFile, wanted: str | None) -> None:
     plan = plan_weights(small, parse_weights(wanted))
-    stored = [small.stored(name) for name in small.tensor_names]
     loaded = load_weights(small, plan).values()
     each = [part for w in loaded for part in (w if isinstance(w, tuple) else (w,))]
     arrays = [getattr(w, "array", w) for w in each]
-    taken = sum(a.nbytes for a in arrays if not any(np.shares_memory(a, s) for s in stored))
-    assert sum(planned.n_bytes for planned in plan) == taken > 0
+    assert sum(planned.n_bytes for planned in plan) == sum(a.nbytes for a in arrays) > 0
 
 
 @pytest.mark.parametrize("kind", TYPES)

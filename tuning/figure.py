@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from minfer.device import cores
-from minfer.format import KvFormat, Region
+from minfer.format import KvFormat, Region, cell_bytes
 from minfer.functional import attention
 from minfer.kernels_numba import empty_region
 from minfer.window import Span
 from tuning.columns import machine
-from tuning.columns.regions import copy_of, filled
+from tuning.columns.regions import pairs
 
 N_HEAD, N_HEAD_KV, HEAD_DIM = 32, 8, 128
 CELLS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -42,13 +42,11 @@ def measure(n: int) -> dict[str, dict[str, float]]:
     sets: dict[KvFormat, list[tuple[Region, Region]]] = {}
     expected = None
     for fmt in KvFormat:
-        first = (filled(fmt, k), filled(fmt, v))
-        out = attention(q, *first, span, kind="decode")
+        size = 2 * n * cell_bytes(fmt, N_HEAD_KV * HEAD_DIM)
+        sets[fmt] = pairs(fmt, k, v, max(1, ROTATE_BYTES // size))
+        out = attention(q, *sets[fmt][0], span, kind="decode")
         expected = out if expected is None else expected
         assert np.abs(out - expected).max() < TOLERANCE[fmt], (fmt, n)
-        size = 2 * first[0].arrays[0].nbytes
-        copies = max(1, ROTATE_BYTES // size)
-        sets[fmt] = [(copy_of(first[0]), copy_of(first[1])) for _ in range(copies)]
     samples: dict[KvFormat, list[float]] = {fmt: [] for fmt in KvFormat}
     for turn in range(ROUNDS):
         for fmt, regions in sets.items():

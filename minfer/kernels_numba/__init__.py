@@ -16,22 +16,32 @@ from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes
+from minfer.memory import zeroed
 
 LAYOUT = "canonical"
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
 
 
+def empty_regions(
+    count: int, fmt: KvFormat, n_cells: int, n_head_kv: int, head_dim: int, fill: float = 0.0
+) -> list[Region]:
+    """Regions of `n_cells` cells of n_head_kv * head_dim elements, all 0.0 or all NaN (`fill`)."""
+    width = cell_bytes(fmt, n_head_kv * head_dim)
+    arenas = [flat.reshape(n_cells, width) for flat in zeroed([n_cells * width] * count)]
+    regions = [Region(fmt, LAYOUT, n_head_kv, head_dim, (arena,)) for arena in arenas]
+    if math.isnan(fill) and n_cells:
+        for region in regions:
+            clear_cells(region, np.zeros(1, np.int32), fill)
+            region.arrays[0][1:] = region.arrays[0][0]
+    return regions
+
+
 def empty_region(
     fmt: KvFormat, n_cells: int, n_head_kv: int, head_dim: int, fill: float = 0.0
 ) -> Region:
-    """A region of `n_cells` cells of n_head_kv * head_dim elements, all 0.0 or all NaN (`fill`)."""
-    width = cell_bytes(fmt, n_head_kv * head_dim)
-    region = Region(fmt, LAYOUT, n_head_kv, head_dim, (np.zeros((n_cells, width), np.uint8),))
-    if math.isnan(fill) and n_cells:
-        clear_cells(region, np.zeros(1, np.int32), fill)
-        region.arrays[0][1:] = region.arrays[0][0]
-    return region
+    """One region, see `empty_regions`."""
+    return empty_regions(1, fmt, n_cells, n_head_kv, head_dim, fill)[0]
 
 
 def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> None:

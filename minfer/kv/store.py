@@ -70,11 +70,9 @@ class KvStore:
         )
         memory.require({f"{self.fmt} cells": cells, "tables": TABLE_BYTES * self.n_ctx})
         self._tables = CellTables(self.n_ctx)
-        self._regions = [(self._new_region(), self._new_region()) for _ in range(self.n_layer)]
-
-    def _new_region(self) -> Region:
-        region = self._kernels.empty_region(self.fmt, self.n_ctx, self.n_head_kv, self.head_dim)
-        return cast(Region, region)
+        shape = (self.fmt, self.n_ctx, self.n_head_kv, self.head_dim)
+        regions: list[Region] = self._kernels.empty_regions(2 * self.n_layer, *shape)
+        self._regions = list(zip(regions[::2], regions[1::2], strict=True))
 
     @staticmethod
     def memory_bytes(

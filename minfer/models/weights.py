@@ -20,6 +20,7 @@ from minfer.device import cores
 from minfer.errors import Refusal
 from minfer.format import BLOCK, BLOCK_BYTES, Floats, KvFormat
 from minfer.graph.weight import Weight
+from minfer.memory import zeroed
 from minfer.models.gguf import GgufFile
 
 AUTO = "auto"  # Q8_0 matrices as they are, the rest as f32
@@ -54,7 +55,7 @@ def parse_weights(text: str | KvFormat | None) -> KvFormat | None:
 class Planned:
     """One array to load: of one tensor, or of several stacked ones.
 
-    shape: of the whole, in elements. in_place: it is used as it lies in the mapped file.
+    shape: of the whole, in elements.
     """
 
     name: str
@@ -62,12 +63,11 @@ class Planned:
     shape: tuple[int, ...]
     fmt: KvFormat
     origin: str
-    in_place: bool
 
     @property
     def n_bytes(self) -> int:
         """Bytes of memory that it takes."""
-        return 0 if self.in_place else math.prod(self.stored_shape) * self.dtype.itemsize
+        return math.prod(self.stored_shape) * self.dtype.itemsize
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -133,7 +133,6 @@ def _planned(
         shape=(sum(info.shape[0] for info in infos), *infos[0].shape[1:]),
         fmt=fmt,
         origin=origin + note,
-        in_place=not made and len(tensors) == 1,
     )
 
 
@@ -145,12 +144,14 @@ def load_weights(file: GgufFile, plan: list[Planned], *, progress: bool = False)
     """
     from tqdm import tqdm
 
+    # Not as they lie in the file, even where nothing changes: its pages are small, and a file that
+    # another program cuts short would end this one.
     arrays = {
-        p.name: file.stored(p.tensors[0]) if p.in_place else np.empty(p.stored_shape, p.dtype)
-        for p in plan
+        p.name: area.view(p.dtype).reshape(p.stored_shape)
+        for p, area in zip(plan, zeroed(p.n_bytes for p in plan), strict=True)
     }
-    jobs = [job for p in plan if not p.in_place for job in _jobs(file, p, arrays[p.name])]
-    total = sum(math.prod(p.shape) for p in plan if not p.in_place)
+    jobs = [job for p in plan for job in _jobs(file, p, arrays[p.name])]
+    total = sum(math.prod(p.shape) for p in plan)
     bar = tqdm(total=total, desc="weights", unit_scale=True, disable=not progress, leave=False)
     with ThreadPoolExecutor(cores()) as pool, bar:
         for n in pool.map(lambda job: job.run(file), jobs):

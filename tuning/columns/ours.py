@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from minfer import kernels_numba, registry
-from minfer.format import Floats, KvFormat, Region
-from minfer.ops import OPS, Shape
+from minfer.format import Floats, KvFormat, Region, cell_bytes
+from minfer.memory import zeroed
+from minfer.ops import Shape
 from minfer.window import tiles
 from tuning.bench import inputs
 from tuning.bench.cases import Attention, Case, Product, copies
@@ -15,7 +16,7 @@ from tuning.bench.protocol import Absent, Message
 from tuning.columns import machine
 from tuning.columns.ours_model import model
 from tuning.columns.ours_session import session
-from tuning.columns.regions import copy_of, filled
+from tuning.columns.regions import pairs
 from tuning.columns.subjects import Measure, Subject, finite, run_column
 
 
@@ -38,10 +39,9 @@ def attention(case: Case, how: Message) -> Subject:
         )  # fmt: skip
         return out
 
-    pair = filled(fmt, given.k), filled(fmt, given.v)
-    n = copies(case, 2 * pair[0].arrays[0].nbytes, how["rotate"])
-    sets = [pair, *((copy_of(pair[0]), copy_of(pair[1])) for _ in range(n - 1))]
-    out = call(*pair)
+    size = len(given.k) * cell_bytes(fmt, case.n_head_kv * case.head_dim)
+    sets = pairs(fmt, given.k, given.v, copies(case, 2 * size, how["rotate"]))
+    out = call(*sets[0])
     return Subject(
         {"call": Measure([partial(call, *pair) for pair in sets])},
         finite(inputs.checked_attention(case, out), out),
@@ -54,26 +54,27 @@ def product(case: Case, how: Message) -> Subject:
     """The default variant of `matvec` or `matmul` in a weight format that it declares."""
     assert isinstance(case, Product)
     fmt, op = KvFormat(how["fmt"]), case.op
-    by_format = "fmt" in OPS[op].keywords
-    read = {f for v in registry.variants(op) for f in v.formats} if by_format else {KvFormat.F32}
+    read = {f for v in registry.variants(op) for f in v.formats}
     if fmt not in read:
         raise Absent(f"{op} reads {', '.join(sorted(f.value for f in read))} weights")
     choice = registry.select(op, fmt=fmt, config={"threads": how["threads"]})
     weight, x = inputs.product_inputs(case)
     stored = inputs.stored_weight(weight, fmt)
-    keywords = {"fmt": fmt} if by_format else {}
 
     def call(weight: Any) -> Floats:
-        out: Floats = choice.launch(weight, x, **keywords, config=choice.config)
+        out: Floats = choice.launch(weight, x, fmt=fmt, config=choice.config)
         return out
 
-    n = copies(case, stored.nbytes, how["rotate"])
+    areas = zeroed([stored.nbytes] * copies(case, stored.nbytes, how["rotate"]))
+    weights = [area.view(stored.dtype).reshape(stored.shape) for area in areas]
+    for weight in weights:
+        weight[:] = stored
     out = call(stored)
     return Subject(
-        {"call": Measure([partial(call, stored.copy()) for _ in range(n)])},
+        {"call": Measure([partial(call, weight) for weight in weights])},
         finite(inputs.checked_product(out), out),
         note=f"{op}_{choice.variant.name}",
-        facts={"query": choice.variant.numerics(fmt).query if by_format else "f32"},
+        facts={"query": choice.variant.numerics(fmt).query},
     )
 
 

@@ -1,4 +1,4 @@
-"""Regions of the CPU backend from rows."""
+"""Regions of the CPU backend from rows, laid out as a store holds them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from minfer import kernels_numba, registry
 from minfer.format import Floats, KvFormat, Region
 
 
-def filled(fmt: KvFormat, rows: Floats) -> Region:
-    """A region of `fmt` that holds float32 rows [n, n_head_kv, d]."""
+def pairs(fmt: KvFormat, k: Floats, v: Floats, n: int) -> list[tuple[Region, Region]]:
+    """n pairs of regions of `fmt`, with the rows k and v [n_cells, n_head_kv, d]."""
     store = registry.select("store_cells", fmt=fmt)
-    region = kernels_numba.empty_region(fmt, *rows.shape)
-    cells = np.arange(len(rows), dtype=np.int32)
-    stored: Region = store.launch(region, rows, cells, fmt=fmt, config=store.config)
-    return stored
-
-
-def copy_of(region: Region) -> Region:
-    """Another region of equal bytes."""
-    arrays = tuple(array.copy() for array in region.arrays)
-    return Region(region.fmt, region.layout, region.n_head_kv, region.head_dim, arrays)
+    regions = kernels_numba.empty_regions(2 * n, fmt, *k.shape)
+    cells = np.arange(len(k), dtype=np.int32)
+    for region, rows in zip(regions, (k, v), strict=False):
+        store.launch(region, rows, cells, fmt=fmt, config=store.config)
+    for region, first in zip(regions[2:], regions[:2] * (n - 1), strict=True):
+        region.arrays[0][:] = first.arrays[0]
+    return list(zip(regions[::2], regions[1::2], strict=True))
