@@ -305,7 +305,8 @@ def test_ours_is_held_to_the_budget_and_peers_to_their_format(case: Case, fmt: s
     assert ours.passed and ours.tolerance < 1e-5 and ours.unit == "absolute"
     off = right + np.float32(2 * truth.budget)
     assert not checks.check_ours(case, fmt, off, {"query": query}).passed
-    assert not checks.check_ours(case, fmt, right * np.nan, {"query": query}).passed
+    for bad in (right * np.nan, right[:, :-1]):
+        assert not checks.check_ours(case, fmt, bad, {"query": query}).passed
     assert checks.check_peer(case, fmt, right, {}, None).passed
     for bad in (right * 1.1, right * 0, right[:, :-1], right * np.nan):
         assert not checks.check_peer(case, fmt, bad.astype(np.float32), {}, None).passed
@@ -317,6 +318,13 @@ def test_a_model_is_compared_with_our_logits() -> None:
     assert checks.check_peer(case, "f16", logits + 3, {}, logits).passed
     assert not checks.check_peer(case, "f16", logits[::-1].copy(), {}, logits).passed
     assert not checks.check_peer(case, "f16", logits, {}, None).passed
+
+
+def test_logits_of_ours_are_finite() -> None:
+    logits = np.ones(10, np.float32)
+    assert checks.check_ours(Model("q8_0", 16), "f16", logits, {}).passed
+    logits[3] = np.nan
+    assert not checks.check_ours(Model("q8_0", 16), "f16", logits, {}).passed
 
 
 def test_weights_are_stored_as_files_have_them() -> None:
