@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minfer import reference
 from minfer.format import KvFormat
 from tuning.bench import checks, inputs, results, rounds, statistics, table
 from tuning.bench.cases import Attention, Case, Model, Product, Session, Work, copies, from_message
@@ -325,18 +324,6 @@ def test_logits_of_ours_are_finite() -> None:
     assert checks.check_ours(Model("q8_0", 16), "f16", logits, {}).passed
     logits[3] = np.nan
     assert not checks.check_ours(Model("q8_0", 16), "f16", logits, {}).passed
-
-
-def test_weights_are_stored_as_files_have_them() -> None:
-    weight, _ = inputs.product_inputs(Product(5, 96, 1))
-    stored = inputs.stored_weight(weight, KvFormat.Q8_0)
-    assert stored.dtype == np.uint8 and stored.shape == (5, 3 * 34)
-    cells = reference.quantize_q8_0(weight)
-    assert np.array_equal(
-        inputs.decoded_weight(stored, KvFormat.Q8_0), reference.dequantize_q8_0(cells, n=96)
-    )
-    half = inputs.stored_weight(weight, KvFormat.F16)
-    assert np.array_equal(inputs.decoded_weight(half, KvFormat.F16), weight.astype(np.float16))
 
 
 # -- all of it ------------------------------------------------------------------------------------

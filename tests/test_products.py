@@ -44,12 +44,18 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def stored(weight: np.ndarray, fmt: KvFormat) -> np.ndarray:
-    """float32 [n_out, n_in] in a format; q8_0 blocks without padding, as in a GGUF file."""
-    if fmt is Q8_0:
-        width = weight.shape[1] // BLOCK * BLOCK_BYTES
-        return np.ascontiguousarray(reference.quantize_q8_0(weight)[:, :width])
-    return weight.astype({F32: np.float32, F16: np.float16}[fmt])
+def test_weights_are_stored_as_files_have_them() -> None:
+    weight = normal(5, 96)
+    blocks = reference.encode_weight(weight, Q8_0)
+    assert blocks.dtype == np.uint8 and blocks.shape == (5, 3 * BLOCK_BYTES)
+    cells = reference.quantize_q8_0(weight)
+    assert (blocks == cells[:, : 3 * BLOCK_BYTES]).all()
+    decoded = reference.decode_weight(blocks, Q8_0)
+    assert (decoded == reference.dequantize_q8_0(cells, n=96)).all()
+    for fmt, dtype in ((F32, np.float32), (F16, np.float16)):
+        stored = reference.encode_weight(weight, fmt)
+        assert stored.dtype == dtype and (stored == weight.astype(dtype)).all()
+        assert (reference.decode_weight(stored, fmt) == weight.astype(dtype)).all()
 
 
 def plain_product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -73,7 +79,7 @@ def test_products_are_close_to_float64(op: str, n_in: int, n_out: int, n: int) -
 @pytest.mark.parametrize(("n_in", "n_out"), SIZES)
 @pytest.mark.parametrize("n", [1, 3, 17])
 def test_f16_equals_f32_over_the_decoded_weight(op: str, n_in: int, n_out: int, n: int) -> None:
-    weight, x = stored(normal(n_out, n_in), F16), normal(n, n_in, seed=1)
+    weight, x = reference.encode_weight(normal(n_out, n_in), F16), normal(n, n_in, seed=1)
     out = PRODUCTS[op, F16](weight, x, fmt=F16, config=TWO)
     wide = weight.astype(np.float32)
     assert (out == PRODUCTS[op, F32](wide, x, fmt=F32, config=TWO)).all()
@@ -83,7 +89,7 @@ def test_f16_equals_f32_over_the_decoded_weight(op: str, n_in: int, n_out: int, 
 @pytest.mark.parametrize(("n_in", "n_out"), BLOCK_SIZES)
 @pytest.mark.parametrize("n", [1, 3, 6, 17, 31])
 def test_q8_0_equals_the_oracle_to_the_bit(op: str, n_in: int, n_out: int, n: int) -> None:
-    weight, x = stored(normal(n_out, n_in), Q8_0), normal(n, n_in, seed=1)
+    weight, x = reference.encode_weight(normal(n_out, n_in), Q8_0), normal(n, n_in, seed=1)
     wanted = reference.matvec(weight, x, fmt=Q8_0)
     for config in (ONE, TWO):
         found = PRODUCTS[op, Q8_0](weight, x, fmt=Q8_0, config=config)
@@ -92,7 +98,7 @@ def test_q8_0_equals_the_oracle_to_the_bit(op: str, n_in: int, n_out: int, n: in
 
 def test_q8_0_is_close_to_the_weight_it_came_from() -> None:
     weight, x = normal(70, 576), normal(9, 576, seed=1)
-    out = matvec_blocks(stored(weight, Q8_0), x, fmt=Q8_0, config=TWO)
+    out = matvec_blocks(reference.encode_weight(weight, Q8_0), x, fmt=Q8_0, config=TWO)
     exact = reference.matvec(weight, x, fmt=F32)
     # both sides are off by up to half a step of 127, the errors of 576 products are independent
     assert np.abs(out - exact).max() < 4 * np.sqrt(2 * 576) * np.abs(weight).max() / 254
@@ -105,7 +111,7 @@ def test_products_of_small_integers_are_exact(op: str, fmt: KvFormat) -> None:
     weight, x = (rng.integers(-8, 9, (n, n_in)).astype(np.float32) for n in (131, 400))
     if fmt is Q8_0:  # scales are 1, so that codes are the numbers
         weight[:, ::BLOCK] = x[:, ::BLOCK] = 127
-    found = PRODUCTS[op, fmt](stored(weight, fmt), x, fmt=fmt, config=TWO)
+    found = PRODUCTS[op, fmt](reference.encode_weight(weight, fmt), x, fmt=fmt, config=TWO)
     assert (found == reference.matmul(weight, x, fmt=F32)).all()
 
 
@@ -113,7 +119,7 @@ def test_products_of_small_integers_are_exact(op: str, fmt: KvFormat) -> None:
 @pytest.mark.parametrize("n_in", [576, 577])
 def test_a_product_row_depends_on_itself_only(op: str, fmt: KvFormat, n_in: int) -> None:
     n_in = n_in // BLOCK * BLOCK if fmt is Q8_0 else n_in
-    weight, x = stored(normal(131, n_in), fmt), normal(260, n_in, seed=1)
+    weight, x = reference.encode_weight(normal(131, n_in), fmt), normal(260, n_in, seed=1)
     product = PRODUCTS[op, fmt]
     whole = product(weight, x, fmt=fmt, config=ONE)
     for config in (ONE, TWO, {"threads": 3}):
@@ -126,7 +132,7 @@ def test_a_product_row_depends_on_itself_only(op: str, fmt: KvFormat, n_in: int)
 
 @EACH
 def test_a_product_over_nothing_is_zero(op: str, fmt: KvFormat) -> None:
-    weight, x = stored(normal(70, 0), fmt), normal(19, 0)
+    weight, x = reference.encode_weight(normal(70, 0), fmt), normal(19, 0)
     for config in (ONE, TWO):
         out = PRODUCTS[op, fmt](weight, x, fmt=fmt, config=config)
         assert out.shape == (19, 70) and (out == 0).all()
@@ -134,7 +140,7 @@ def test_a_product_over_nothing_is_zero(op: str, fmt: KvFormat) -> None:
 
 @EACH
 def test_a_product_column_depends_on_its_weights_only(op: str, fmt: KvFormat) -> None:
-    weight, x = stored(normal(131, 96), fmt), normal(19, 96, seed=1)
+    weight, x = reference.encode_weight(normal(131, 96), fmt), normal(19, 96, seed=1)
     whole = PRODUCTS[op, fmt](weight, x, fmt=fmt, config=TWO)
     for n in (1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 130):
         part = PRODUCTS[op, fmt](weight[:n], x, fmt=fmt, config=TWO)
@@ -147,7 +153,7 @@ def test_few_bytes_are_left_to_one_thread_without_a_change(monkeypatch: pytest.M
     monkeypatch.setattr(matvec, "run", lambda threads, *how: asked.append(threads) or run(1, *how))
     monkeypatch.setattr(matvec, "FEW_BYTES", 64 * 96 * 4 * 2)
     for fmt, n_out in ((F32, 64), (F16, 64), (Q8_0, 64)):
-        weight = stored(normal(n_out, 96), fmt)
+        weight = reference.encode_weight(normal(n_out, 96), fmt)
         for n in (1, 2, 16):
             PRODUCTS["matvec", fmt](weight, normal(n, 96), fmt=fmt, config=TWO)
     assert asked == [1, 2, 2, 1, 1, 2, 1, 1, 2]
@@ -156,9 +162,9 @@ def test_few_bytes_are_left_to_one_thread_without_a_change(monkeypatch: pytest.M
 @EACH
 def test_damage_stays_in_its_row_and_column(op: str, fmt: KvFormat) -> None:
     weight, x = normal(70, 64), normal(19, 64, seed=1)
-    clean = PRODUCTS[op, fmt](stored(weight, fmt), x, fmt=fmt, config=TWO)
+    clean = PRODUCTS[op, fmt](reference.encode_weight(weight, fmt), x, fmt=fmt, config=TWO)
     weight[66, 49], x[2, 3] = np.nan, np.inf
-    out = PRODUCTS[op, fmt](stored(weight, fmt), x, fmt=fmt, config=TWO)
+    out = PRODUCTS[op, fmt](reference.encode_weight(weight, fmt), x, fmt=fmt, config=TWO)
     assert np.isnan(out[:, 66]).all() and not np.isfinite(out[2]).any()
     kept = np.delete(np.delete(out, 66, axis=1), 2, axis=0)
     assert (kept == np.delete(np.delete(clean, 66, axis=1), 2, axis=0)).all()
@@ -166,7 +172,7 @@ def test_damage_stays_in_its_row_and_column(op: str, fmt: KvFormat) -> None:
 
 @EACH
 def test_weights_mapped_read_only_need_no_other_compilation(op: str, fmt: KvFormat) -> None:
-    weight, x = stored(normal(4, 32), fmt), normal(17, 32)
+    weight, x = reference.encode_weight(normal(4, 32), fmt), normal(17, 32)
     mapped = weight.copy()
     mapped.flags.writeable = False
     out = [PRODUCTS[op, fmt](w, x, fmt=fmt, config=ONE) for w in (weight, mapped)]
@@ -183,7 +189,7 @@ def test_weights_mapped_read_only_need_no_other_compilation(op: str, fmt: KvForm
 
 @EACH
 def test_products_refuse_widths_that_differ(op: str, fmt: KvFormat) -> None:
-    weight = stored(normal(4, 64), fmt)
+    weight = reference.encode_weight(normal(4, 64), fmt)
     with pytest.raises(Refusal, match=rf"a {fmt} weight of 4 rows of 64 cannot multiply rows \[2"):
         PRODUCTS[op, fmt](weight, normal(2, 32), fmt=fmt, config=ONE)
 
@@ -206,7 +212,7 @@ def test_the_format_of_a_weight_chooses_its_variant() -> None:
 @pytest.mark.parametrize("m", [32, 96, 33])
 def test_embed_decodes_the_rows_it_is_asked_for(fmt: KvFormat, m: int) -> None:
     m = m // BLOCK * BLOCK if fmt is Q8_0 else m
-    weight, tokens = stored(normal(5, m), fmt), np.array([4, 0, 4], np.int32)
+    weight, tokens = reference.encode_weight(normal(5, m), fmt), np.array([4, 0, 4], np.int32)
     out = embed_rows(weight, tokens, fmt=fmt, config=ONE)
     assert out.dtype == np.float32 and (out == reference.embed(weight, tokens, fmt=fmt)).all()
     for token in (5, -1):

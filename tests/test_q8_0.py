@@ -231,12 +231,13 @@ print(environment()["isa"], "|", digest_of_everything())
 
 def digest_of_everything() -> str:
     """A hash over what every path-dependent kernel makes of wild data."""
-    from test_products import PRODUCTS, normal, stored
+    from test_products import PRODUCTS, normal
 
     from minfer.format import KvFormat
     from minfer.kernels_numba import decode_cells, empty_region
     from minfer.kernels_numba.cells import store_cells_rows
     from minfer.kernels_numba.dense import silu_mul_rows
+    from minfer.reference import encode_weight
 
     digest = hashlib.sha256()
     x = wild_blocks(4096, 77).reshape(64, 2048)
@@ -252,7 +253,7 @@ def digest_of_everything() -> str:
     digest.update(byte_sums().tobytes())
     digest.update(silu_mul_rows(y, y, config=TWO).tobytes())
     for fmt in (KvFormat.F16, KvFormat.Q8_0):
-        weight, rows = stored(normal(35, 96), fmt), normal(19, 96, seed=1)
+        weight, rows = encode_weight(normal(35, 96), fmt), normal(19, 96, seed=1)
         for op in ("matvec", "matmul"):
             for n in (1, 19):
                 out = PRODUCTS[op, fmt](weight, rows[:n], fmt=fmt, config=TWO)

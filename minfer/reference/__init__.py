@@ -26,7 +26,7 @@ from minfer.reference.dense import (
     softcap,
     store_cells,
 )
-from minfer.reference.products import embed, matmul, matvec
+from minfer.reference.products import decode_weight, embed, encode_weight, matmul, matvec
 
 __all__ = [
     "F16_NAN",
@@ -35,10 +35,12 @@ __all__ = [
     "attn_map",
     "attn_window",
     "decode_rows",
+    "decode_weight",
     "dequantize_q8_0",
     "dot_q8_0",
     "embed",
     "encode_rows",
+    "encode_weight",
     "gelu_mul",
     "matmul",
     "matvec",

@@ -1,4 +1,4 @@
-"""Products with a weight and rows of one: float64 over the decoded weight, q8_0 to the bit."""
+"""Weights as files store them, and products: float64 over what is decoded, q8_0 to the bit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from minfer.ops import Config
 from minfer.reference.codec import dequantize_q8_0, dot_q8_0, quantize_q8_0
 
 Products = NDArray[np.float64] | Floats
+
+
+def encode_weight(weight: Floats, fmt: KvFormat) -> NDArray[Any]:
+    """f32 [n_out, n_in] as a file stores it: float32, float16, or uint8 [n_out, n_in / 32 * 34]."""
+    if fmt is KvFormat.Q8_0:
+        width = weight.shape[1] // BLOCK * BLOCK_BYTES
+        return np.ascontiguousarray(quantize_q8_0(weight)[:, :width])
+    return weight.astype(np.float32 if fmt is KvFormat.F32 else np.float16)
+
+
+def decode_weight(weight: Any, fmt: KvFormat) -> Floats:
+    """What `encode_weight` gave as f32 [n_out, n_in], exact."""
+    if fmt is KvFormat.Q8_0:
+        return dequantize_q8_0(weight, n=weight.shape[1] // BLOCK_BYTES * BLOCK)
+    out: Floats = weight.astype(np.float32)
+    return out
 
 
 def matvec(weight: Any, x: Floats, *, fmt: KvFormat, config: Config | None = None) -> Products:
@@ -36,7 +52,4 @@ def embed(
     weight: Any, tokens: Int32, *, fmt: KvFormat, config: Config | None = None
 ) -> NDArray[np.float64]:
     """Rows of weight [n_vocab, m], decoded; q8_0: blocks [n_vocab, m / 32 * 34]."""
-    rows = np.asarray(weight)[tokens]
-    if fmt is KvFormat.Q8_0:
-        rows = dequantize_q8_0(rows, n=rows.shape[1] // BLOCK_BYTES * BLOCK)
-    return rows.astype(np.float64)
+    return decode_weight(np.asarray(weight)[tokens], fmt).astype(np.float64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer import reference
-from minfer.format import BLOCK, BLOCK_BYTES, Floats, KvFormat, Region
+from minfer.format import BLOCK, Floats, KvFormat, Region
 from tuning.bench.cases import Attention, Product
 
 CHECKED_ROWS = 4  # rows of x whose products are compared with the oracle
@@ -108,33 +108,13 @@ def region(fmt: KvFormat, rows: Floats) -> Region:
     return Region(fmt, "canonical", n_head_kv, head_dim, (cells,))
 
 
-def stored_weight(weight: Floats, fmt: KvFormat) -> NDArray[np.generic]:
-    """A weight [n_out, n_in] as a file stores it: float32, float16, or rows of Q8_0 blocks."""
-    if fmt is KvFormat.F32:
-        return weight
-    if fmt is KvFormat.F16:
-        return weight.astype(np.float16)
-    blocks = reference.quantize_q8_0(weight.reshape(-1, BLOCK))[:, :BLOCK_BYTES]
-    return np.ascontiguousarray(blocks).reshape(len(weight), -1)
-
-
-def decoded_weight(stored: NDArray[np.generic], fmt: KvFormat) -> Floats:
-    """`stored_weight` as float32 again, exact."""
-    if fmt is not KvFormat.Q8_0:
-        return stored.astype(np.float32)
-    blocks = stored.reshape(-1, BLOCK_BYTES)
-    cells = np.zeros((len(blocks), BLOCK_BYTES + 2), np.uint8)  # a cell is whole words
-    cells[:, :BLOCK_BYTES] = blocks
-    return reference.dequantize_q8_0(cells, n=BLOCK).reshape(len(stored), -1)
-
-
 def expected_product(case: Product, fmt: KvFormat, query: str) -> Expected:
     """Products with the weight as `fmt` stores it, for the checked rows of x.
 
     query: how our variant rounds x, a name of `reference.round_query`.
     """
     weight, x = product_inputs(case)
-    decoded = decoded_weight(stored_weight(weight, fmt), fmt)
+    decoded = reference.decode_weight(reference.encode_weight(weight, fmt), fmt)
     x = checked_product(x)
     seen = x if query == "f32" else reference.round_query(x.reshape(-1, BLOCK), query)
     seen = seen.reshape(x.shape)

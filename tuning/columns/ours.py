@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from minfer import kernels_numba, registry
+from minfer import kernels_numba, reference, registry
 from minfer.format import Floats, KvFormat, Region, cell_bytes
 from minfer.memory import zeroed
 from minfer.ops import Shape
@@ -59,7 +59,7 @@ def product(case: Case, how: Message) -> Subject:
         raise Absent(f"{op} reads {', '.join(sorted(f.value for f in read))} weights")
     choice = registry.select(op, fmt=fmt, config={"threads": how["threads"]})
     weight, x = inputs.product_inputs(case)
-    stored = inputs.stored_weight(weight, fmt)
+    stored = reference.encode_weight(weight, fmt)
 
     def call(weight: Any) -> Floats:
         out: Floats = choice.launch(weight, x, fmt=fmt, config=choice.config)
