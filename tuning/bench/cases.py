@@ -6,10 +6,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from minfer.format import KvFormat, cell_bytes
+from minfer.format import BLOCK, BLOCK_BYTES, KvFormat, cell_bytes
 from minfer.ops import DECODE, PREFILL
 
 FORMATS = tuple(fmt.value for fmt in KvFormat)
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "q8_0": BLOCK_BYTES / BLOCK}
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,7 @@ class Product(Case):
         return "matvec" if self.rows == 1 else "matmul"
 
     def weight_bytes(self, fmt: str) -> float:
-        each = {"f32": 4, "f16": 2, "q8_0": 34 / 32}[fmt]
-        return each * self.n_out * self.n_in
+        return ELEMENT_BYTES[fmt] * self.n_out * self.n_in
 
     def work(self, fmt: str, measure: str) -> Work:
         products = self.rows * self.n_out * self.n_in

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuning.bench import inputs
-from tuning.bench.cases import Attention, Case, Product, copies
+from tuning.bench.cases import ELEMENT_BYTES, Attention, Case, Product, copies
 from tuning.bench.protocol import Message
 from tuning.columns.ggml_library import ALIGN, PREC_F32, Context, Graph, ggml
 from tuning.columns.llama import do_requantize, model
@@ -43,7 +43,7 @@ def attention_graph(
     """The graph of one call with K and V [n_head_kv, n_cells, d] of its own."""
     lib = ggml()
     rows = max(case.n_q, MASK_ROWS)
-    size = 8 * q.nbytes + 2 * k.nbytes * TYPES_BYTES[kind] // 4 + 2 * rows * case.n_cells
+    size = 8 * q.nbytes + 2 * k.size * ELEMENT_BYTES[kind] + 2 * rows * case.n_cells
     context = Context(int(size) + 16 * ALIGN + (1 << 20))
     mask = np.zeros((rows, case.n_cells), np.float32)
     if case.n_q > 1:
@@ -61,9 +61,6 @@ def attention_graph(
     )
     lib.flash_attn_ext_set_prec(node, PREC_F32)
     return Graph(context, node, threads)
-
-
-TYPES_BYTES = {"f32": 4, "f16": 2, "q8_0": 34 / 32}
 
 
 def product(case: Case, how: Message) -> Subject:

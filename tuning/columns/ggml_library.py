@@ -38,8 +38,6 @@ class Functions(NamedTuple):
     reset: Any
     new_tensor_4d: Any
     get_data: Any
-    nbytes: Any
-    permute: Any
     flash_attn_ext: Any
     flash_attn_ext_set_prec: Any
     mul_mat: Any
@@ -55,8 +53,6 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "reset": (None, (POINTER,)),
     "new_tensor_4d": (POINTER, (POINTER, INT, INT64, INT64, INT64, INT64)),
     "get_data": (POINTER, (POINTER,)),
-    "nbytes": (ctypes.c_size_t, (POINTER,)),
-    "permute": (POINTER, (POINTER, POINTER, INT, INT, INT, INT)),
     "flash_attn_ext": (POINTER, (POINTER,) * 5 + (FLOAT,) * 3),
     "flash_attn_ext_set_prec": (None, (POINTER, INT)),
     "mul_mat": (POINTER, (POINTER,) * 3),

@@ -42,10 +42,10 @@ def session(case: Case, how: Message) -> Subject:
                 else:
                     opened.stored(layer, *opened.region(layer))
 
-    def export(how: Callable[[int, int, str], object]) -> None:
+    def export(rows_of: Callable[[int, int, str], object]) -> None:
         for layer in layers:
-            how(SEQ, layer, "k")
-            how(SEQ, layer, "v")
+            rows_of(SEQ, layer, "k")
+            rows_of(SEQ, layer, "v")
 
     def move() -> None:
         for layer in layers:
