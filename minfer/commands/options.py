@@ -62,9 +62,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     checked_stops(args.stop)
     for token in args.logit_bias:
         _split(token)
-    names = [field.name for field in dataclasses.fields(Sampling) if hasattr(args, field.name)]
+    names = {field.name for field in dataclasses.fields(Sampling)} - {"logit_bias"}
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    del given["logit_bias"]
     for name in NEED_A_TEMPERATURE:
         if name in given and "temperature" not in given:
             flag = f"--{name.replace('_', '-')}"

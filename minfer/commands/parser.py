@@ -1,4 +1,4 @@
-"""The arguments of every command. Nothing here imports a model or a kernel."""
+"""The arguments of every command. Nothing here imports an engine or a kernel."""
 
 from __future__ import annotations
 
@@ -58,8 +58,12 @@ def _add(
     return parser
 
 
+def _add_model(p: Parser) -> None:
+    p.add_argument("model", metavar="MODEL", help="a .gguf file, or a name that was pulled")
+
+
 def _add_engine_options(p: Parser, n_ctx: str) -> None:
-    """How a model is loaded; the same for every command that loads one."""
+    """How a model is loaded, for every command that loads one; `loading.load_engine` reads it."""
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
     kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
     p.add_argument("--weights", metavar="T", help=kept)
@@ -79,12 +83,12 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         '  minfer run smollm2 -p "The capital of France is" --stop . --logit-bias " Paris=-inf"\n'
         "  minfer run smollm2 -f prompt.txt --n-ctx 8192 --json",
     )
-    p.add_argument("model", metavar="MODEL", help="a .gguf file or a name that was pulled")
+    _add_model(p)
     prompt = p.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
     p.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="default 64")
-    _add_engine_options(p, n_ctx="cells of the cache; default 4096")
+    _add_engine_options(p, n_ctx="cells of the cache; default 4096, fewer if trained for fewer")
     p.add_argument("--chat", action="store_true", help="wrap the prompt in the chat template")
     p.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     p.add_argument("--receipt", action="store_true", help="say which kernels ran, and why")
@@ -101,9 +105,9 @@ def _add_ppl(commands: argparse._SubParsersAction[Parser]) -> None:
         "  minfer ppl smollm2 novel.txt --compare f32,f16,q8_0\n"
         "  minfer ppl model.gguf novel.txt --n-ctx 1024 --stride 512 --json",
     )
-    p.add_argument("model", metavar="MODEL", help="a .gguf file or a pulled name such as smollm2")
+    _add_model(p)
     p.add_argument("file", metavar="FILE", help="a text in UTF-8, - for stdin")
-    _add_engine_options(p, n_ctx="tokens of a window; default 512, or as many as were trained")
+    _add_engine_options(p, n_ctx="tokens of a window; default 512, fewer if trained for fewer")
     stride = "from window to window, all new tokens scored; default: no overlap, the second half"
     p.add_argument("--stride", type=int, metavar="N", help=stride)
     p.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens")

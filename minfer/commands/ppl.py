@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from minfer import memory
+from minfer.commands.loading import load_engine, note_long_context
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kv.checks import whole_number
 from minfer.ops import DECODE, PREFILL
 from minfer.perplexity import DEFAULT_WINDOW, Result, Scores, Window, cut, measure, summarize
-from minfer.pull import resolve_model
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ def ppl(args: argparse.Namespace) -> None:
         return
     print(_table(task, scores))
     print(f"{seconds:.1f} s, {task.n_fed / seconds:.0f} tokens/s", file=sys.stderr)
-    trained, n_ctx = task.engines[0].hp.n_ctx_train, task.engines[0].store.n_ctx
-    if n_ctx > trained:
-        print(f"note: the model was trained for {trained} positions", file=sys.stderr)
+    note_long_context(task.engines[0])
 
 
 def _task(args: argparse.Namespace) -> Task:
@@ -123,15 +121,7 @@ def _stdin() -> bytes:
 
 def _engines(args: argparse.Namespace, formats: Sequence[str | KvFormat | None]) -> list[Engine]:
     """One engine a format, over the same weights."""
-    first = Engine.load(
-        resolve_model(args.model),
-        device=args.device,
-        cache_type=formats[0],
-        n_ctx=args.n_ctx or DEFAULT_WINDOW,
-        threads=args.threads,
-        weights=args.weights,
-        progress=not args.json and sys.stderr.isatty(),
-    )
+    first = load_engine(args, formats[0], args.n_ctx or DEFAULT_WINDOW)
     if args.n_ctx is None and first.hp.n_ctx_train < DEFAULT_WINDOW:
         first = first.with_cache(first.store.fmt, first.hp.n_ctx_train)
     others = [KvFormat.parse(fmt) for fmt in formats[1:] if fmt is not None]

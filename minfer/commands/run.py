@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minfer.commands.loading import load_engine, note_long_context
 from minfer.commands.options import biases_of, sampling_of
 from minfer.engine import Engine
 from minfer.errors import Refusal
@@ -19,7 +20,6 @@ from minfer.kv.checks import whole_number
 from minfer.memory import human
 from minfer.models.sampling import Sampler, Sampling
 from minfer.ops import DECODE, PREFILL
-from minfer.pull import resolve_model
 from minfer.timing import Timing
 
 
@@ -29,15 +29,7 @@ def run(args: argparse.Namespace) -> None:
     sampling, started, prompt = sampling_of(args), time.perf_counter(), _prompt(args)
     if not prompt:
         raise Refusal("1", "the prompt has no tokens; give at least one character", {"tokens": 0})
-    engine = Engine.load(
-        resolve_model(args.model),
-        device=args.device,
-        cache_type=args.cache_type,
-        n_ctx=args.n_ctx,
-        threads=args.threads,
-        weights=args.weights,
-        progress=not args.json and sys.stderr.isatty(),
-    )
+    engine = load_engine(args, args.cache_type, args.n_ctx)
     biases = biases_of(args, engine.tokenizer)
     sampler = Sampler(replace(sampling, logit_bias=biases), engine.n_vocab)
     tokens, timing = _tokens(engine, prompt, args), Timing()
@@ -62,9 +54,7 @@ def run(args: argparse.Namespace) -> None:
         seed = sampler.sampling.seed
         drawn = "" if seed is None else f"seed {seed}; "
         print(f"loaded in {loaded:.1f} s; {drawn}{_summary(engine, timing)}", file=sys.stderr)
-        trained = engine.hp.n_ctx_train
-        if engine.store.n_ctx > trained:
-            print(f"note: the model was trained for {trained} positions", file=sys.stderr)
+        note_long_context(engine)
         if args.receipt:
             print(*dict.fromkeys(map(str, engine.receipts())), sep="\n", file=sys.stderr)
 
