@@ -243,6 +243,7 @@ def test_a_state_is_json_and_goes_on_where_it_was() -> None:
         {"last": None},
         {"last": ["a"]},
         {"last": [-1]},
+        {"last": [8]},
     ],
 )
 def test_what_is_no_state_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
@@ -297,6 +298,14 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(Refusal, match=message) as caught:
         Sampler(Sampling(**options), 8)
     assert caught.value.rule == "10"
+
+
+@pytest.mark.parametrize("token", [-1, 8, 0.5])
+def test_tokens_of_another_vocabulary_are_refused_before_any_counts(token: Any) -> None:
+    made = sampler()
+    with pytest.raises(Refusal, match=f"token {token} is"):
+        made.see([3, token])
+    assert made.state()["last"] == SEEN
 
 
 def test_logits_of_another_vocabulary_are_refused() -> None:

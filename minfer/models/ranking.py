@@ -19,8 +19,8 @@ Doubles: TypeAlias = NDArray[np.float64]
 Ids: TypeAlias = NDArray[np.intp]
 
 GROUP = 64  # scores that share a maximum
-FIRST = 1024  # how many of the highest are looked at before more
-MORE = 8
+FIRST = 1024  # how many of the highest are looked at first
+MORE = 8  # times as many are looked at then
 
 
 def highest(scores: Doubles, size: int) -> Ids:

@@ -122,11 +122,13 @@ class Sampler:
         if sampling.seed is None and sampling.temperature > 0:
             sampling = dataclasses.replace(sampling, seed=secrets.randbits(SEED_BITS))
         self.sampling = sampling
-        self._bias = dict(sampling.logit_bias)
-        for token in self._bias:
+        biases = dict(sampling.logit_bias)
+        for token in biases:
             whole_number(token, "logit_bias of token", "10", high=self.n_vocab - 1)
-        banned = sum(bias == -math.inf for bias in self._bias.values())
-        self._n_allowed = n_vocab - banned
+        self._biased = np.array([*biases], np.intp)
+        self._bias = np.array([*biases.values()], np.float64)
+        banned = int(np.count_nonzero(self._bias == -np.inf))
+        self._n_allowed = self.n_vocab - banned
         if not self._n_allowed:
             raise Refusal(
                 "10",
@@ -137,8 +139,14 @@ class Sampler:
         self._last: deque[int] = deque(maxlen=sampling.repeat_last_n)
 
     def see(self, tokens: Iterable[int]) -> None:
-        """Count `tokens`, a prompt's, among the last ones that penalties look at."""
-        self._last.extend(int(token) for token in tokens)
+        """Count `tokens`, a prompt's, among the last ones that penalties look at.
+
+        Refuses ids outside the vocabulary, before any is counted.
+        """
+        self._last.extend(self._checked(tokens))
+
+    def _checked(self, tokens: Iterable[int]) -> list[int]:
+        return [whole_number(token, "token", "10", high=self.n_vocab - 1) for token in tokens]
 
     def pick(self, logits: Floats, *, position: int) -> int:
         """The next token after `logits` [n_vocab]; it counts among the last ones from now on.
@@ -175,13 +183,13 @@ class Sampler:
         random = np.random.PCG64()
         try:
             random.state = state["random"]
-            last = [whole_number(token, "token", "10") for token in state["last"]]
+            last = self._checked(state["last"])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise Refusal("10", f"this is no state of a sampler, {why}; start a new one") from None
         self._random = np.random.Generator(random)
         self._last.clear()
-        self.see(last)
+        self._last.extend(last)
 
     def _kept(self, scores: Doubles) -> int:
         options = self.sampling
@@ -194,8 +202,7 @@ class Sampler:
             raise Refusal("10", f"logits have shape {shape}; wanted is [{self.n_vocab}]")
         refuse_damaged(logits, position)
         scores = logits.astype(np.float64)
-        for token, bias in self._bias.items():
-            scores[token] += bias
+        scores[self._biased] += self._bias
         if self.sampling.penalizes and self._last:
             counts = Counter(self._last)
             seen, times = np.array(list(counts)), np.array(list(counts.values()))
