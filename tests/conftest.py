@@ -1,15 +1,16 @@
-"""Fixtures: model files."""
+"""Fixtures: model files, the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tiny_models import write_tiny_gguf
 
-from minfer import kernels_numba, registry, settings
+from minfer import cli, kernels_numba, registry, settings
 from minfer.device import Device
 from minfer.pull import model_path
 
@@ -49,6 +50,29 @@ def smollm2() -> Path:
 def gemma3() -> Path:
     """The pulled Gemma 3 270M file; tests that ask for it carry the marker `model`."""
     return pulled("gemma3-270m")
+
+
+class Done(NamedTuple):
+    """What a command left with, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the command line in this process."""
+
+    def run(*argv: object) -> Done:
+        try:
+            code = cli.main([str(a) for a in argv])
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run
 
 
 def pulled(name: str) -> Path:

@@ -12,31 +12,8 @@ import pytest
 from tiny_models import write_tiny_gguf
 
 import minfer
-from minfer import cli
 
 ROOT = Path(__file__).parent.parent
-
-
-class Done:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]):
-    """Run the command line in this process."""
-
-    def run(*argv: object) -> Done:
-        try:
-            code = cli.main([str(a) for a in argv])
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
-
-
 RUN = ("-p", "hello the cat", "-n", 5, "--n-ctx", 64)
 
 

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from refusals import refused
-from tiny_models import write_tiny_gguf
-from transformers_models import read_in_transformers
+from transformers_models import log_probabilities_in_transformers, write_tiny_model
 
 from minfer import Engine
 from minfer.format import KvFormat
-from minfer.models.gguf import open_gguf
 from minfer.perplexity import Scores, Window, cut, feeding, log_softmax, measure, score, summarize
 from minfer.perplexity import scores as scores_module
 
@@ -176,17 +174,12 @@ def test_a_format_compared_with_itself_differs_in_nothing(
 def test_a_tiny_llama_scores_as_transformers(
     tmp_path: Path, add_bos: bool, stride: int | None
 ) -> None:
-    import torch
-
-    path = tmp_path / "m.gguf"
-    write_tiny_gguf(path, metadata={"tokenizer.ggml.add_bos_token": add_bos}, seed=3)
-    model, windows = read_in_transformers(open_gguf(path)), cut(150, 64, stride)
+    path, windows = tmp_path / "m.gguf", cut(150, 64, stride)
+    model = write_tiny_model(path, metadata={"tokenizer.ggml.add_bos_token": add_bos}, seed=3)
     expected = []
     for w in windows:
         fed = [1, *TOKENS[w.start + 1 : w.stop]] if add_bos else TOKENS[w.start : w.stop]
-        with torch.no_grad():
-            logits = model(torch.tensor([fed])).logits[0].double()
-        log_p = torch.log_softmax(logits, dim=-1).numpy()
+        log_p = log_probabilities_in_transformers(model, fed)
         expected += [-log_p[t - w.start - 1, TOKENS[t]] for t in range(w.first, w.stop)]
     ours = nll(load(path), windows)
     assert len(ours) == {None: 62, 24: 149, 64: 147}[stride]

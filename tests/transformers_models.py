@@ -80,6 +80,14 @@ def logits_in_transformers(model: Any, tokens: list[int]) -> Floats:
     return logits
 
 
+def log_probabilities_in_transformers(model: Any, tokens: list[int]) -> Any:
+    """float64 [len(tokens), n_vocab] of the next token."""
+    import torch
+
+    logits = torch.from_numpy(logits_in_transformers(model, tokens))
+    return torch.log_softmax(logits.double(), dim=-1).numpy()
+
+
 def _config(file: GgufFile) -> dict[str, Any]:
     architecture = file.metadata["general.architecture"]
 
