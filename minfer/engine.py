@@ -47,8 +47,8 @@ class Engine:
         self.chat_template = metadata.get("tokenizer.chat_template")
         self._weights = loaded.weights
         self._ropes = {r: rope.tables(self.store.n_ctx, r) for r in self.hp.ropes}
-        slides = map(self.hp.slides, range(self.hp.n_layer))
-        self._widths = [layer.width if layer else 0 for layer in slides]
+        sliding = map(self.hp.slides, range(self.hp.n_layer))
+        self._widths = [how.width if how else 0 for how in sliding]
         self._graphs = GraphCache()
 
     @classmethod
@@ -218,9 +218,11 @@ class Engine:
         """
         if self.store.stats().largest_free_run >= 2 and not self.store.has(WARM_UP_SEQ):
             self.store.reserve(WARM_UP_SEQ, 2)
-            self.prefill([0], WARM_UP_SEQ)
-            self.decode(0, WARM_UP_SEQ)
-            self.store.release(WARM_UP_SEQ)
+            try:
+                self.prefill([0], WARM_UP_SEQ)
+                self.decode(0, WARM_UP_SEQ)
+            finally:
+                self.store.release(WARM_UP_SEQ)
 
     def _params(self, batch: Batch, mode: WindowMode, n_out: int) -> GraphParams:
         return GraphParams(

@@ -64,8 +64,8 @@ class Model:
         b = self.builder
         ropes = {r: (b.constant(cos), b.constant(sin)) for r, (cos, sin) in self.tables.items()}
         for index in range(self.hp.n_layer):
-            slides = self.hp.slides(index)
-            yield Layer(self, index, *ropes[slides.rope if slides else self.hp.rope])
+            sliding = self.hp.slides(index)
+            yield Layer(self, index, *ropes[sliding.rope if sliding else self.hp.rope])
 
     def logits(self, x: Value) -> Value:
         """[n_out, n_vocab] of the rows in `out_rows`, after the last norm."""

@@ -32,7 +32,7 @@ STACKED = {
 }
 TYPES = {KvFormat.F32: "F32", KvFormat.F16: "F16", KvFormat.Q8_0: "Q8_0"}  # as GGUF names them
 MADE = {KvFormat.F32: "decoded", KvFormat.F16: "rounded", KvFormat.Q8_0: "requantized"}
-LIMITS = {KvFormat.F16: "above 65504", KvFormat.Q8_0: "above 127 * 65504"}
+LIMITS = {KvFormat.F16: "beyond 65504", KvFormat.Q8_0: "beyond 127 * 65504"}
 CHUNK = 1 << 18  # elements decoded at once: they stay in the cache until they are written
 
 
@@ -88,8 +88,8 @@ def plan_weights(file: GgufFile, wanted: KvFormat | None) -> list[Planned]:
     """
     plan = []
     for name, tensors in _groups(file.tensor_names):
-        native = {file.tensor_info(tensor).type == "Q8_0" for tensor in tensors}
-        apart = wanted is None and len(native) > 1
+        n_as_they_are = sum(file.tensor_info(tensor).type == "Q8_0" for tensor in tensors)
+        apart = wanted is None and 0 < n_as_they_are < len(tensors)
         parts = [(t, (t,)) for t in tensors] if apart else [(name, tensors)]
         plan += [_planned(file, *part, wanted) for part in parts]
     return plan

@@ -94,7 +94,8 @@ class HubFile:
             "in (hf auth login)",
             errors.RepositoryNotFoundError: f"the hub has no repository {self.repo}, or it is "
             "private; check the name or log in (hf auth login)",
-            errors.RevisionNotFoundError: f"{self.repo} has no revision {self.revision}",
+            errors.RevisionNotFoundError: f"{self.repo} has no revision {self.revision}; look at "
+            "its branches, tags and commits",
             errors.LocalEntryNotFoundError: f"the hub cannot be reached for {self} "
             f"({error.__cause__ or error}); check the connection, then pull again",
             errors.EntryNotFoundError: f"{self.repo} has no file {self.file} at revision "

@@ -68,14 +68,14 @@ def run(args: argparse.Namespace) -> None:
         report = measured([case for what in args.what for case in suites[what]], found, options)
     report = {"environment": facts, **report, "seconds": time.monotonic() - started}
     text = json.dumps(report, indent=1)
-    if args.out is not None:
-        args.out.write_text(text + "\n")
     if args.json:
         print(text)
     else:
         from tuning.bench.table import show
 
         show(report)
+    if args.out is not None:  # last: whatever becomes of the file, the report was shown
+        args.out.write_text(text + "\n")
 
 
 def measured(cases: Sequence[Case], found: list[Column], options: Options) -> dict[str, Any]:
