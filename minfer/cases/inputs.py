@@ -176,8 +176,7 @@ def windows(
 ) -> Window:
     """The window of every query, in `mode`; clipped to `width` where it is not 0."""
     groups = [
-        (parts, range(rows.first, len(rows.k)))
-        for rows, parts in zip(sequences, spans, strict=True)
+        (parts, range(own.first, len(own.k))) for own, parts in zip(sequences, spans, strict=True)
     ]
     if mode is SPAN:
         return window.Span(window.span_array(groups, width))

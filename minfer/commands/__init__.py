@@ -1,1 +1,1 @@
-"""What each command does; `minfer.cli` holds the parser. Heavy imports happen inside functions."""
+"""What each command takes (`parser`, `options`) and does; its module is imported when it runs."""

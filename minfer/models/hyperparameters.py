@@ -85,10 +85,10 @@ class Hyperparameters:
             tied_embeddings="output.weight" not in file.tensor_names,
             rope=read_rope(keys, head_dim),
         )
-        read = architecture.read(keys, common)
-        read._check_values(file, keys.count("attention.value_length", head_dim), tokens)
-        read._check_tensors(file)
-        return read
+        hp = architecture.read(keys, common)
+        hp._check_values(file, keys.count("attention.value_length", head_dim), tokens)
+        hp._check_tensors(file)
+        return hp
 
     @property
     def n_q(self) -> int:
