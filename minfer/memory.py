@@ -1,4 +1,4 @@
-"""How much memory a load needs and how much is free, asked before anything is loaded."""
+"""Memory: what a load needs and what is free, asked first; how arrays that stay lie in it."""
 
 from __future__ import annotations
 

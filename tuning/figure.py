@@ -21,7 +21,6 @@ import numpy as np
 from minfer.device import cores
 from minfer.format import KvFormat, Region, cell_bytes
 from minfer.functional import attention
-from minfer.kernels_numba import empty_region
 from minfer.window import Span
 from tuning.columns import machine
 from tuning.columns.regions import pairs
@@ -114,10 +113,7 @@ def run(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     rate = machine.rates(cores(), 4 * ROTATE_BYTES)["read"]
-    bytes_per_cell = {
-        fmt.value: 2 * empty_region(fmt, 1, N_HEAD_KV, HEAD_DIM).arrays[0].nbytes
-        for fmt in KvFormat
-    }
+    bytes_per_cell = {fmt.value: 2 * cell_bytes(fmt, N_HEAD_KV * HEAD_DIM) for fmt in KvFormat}
     points = {str(n): measure(n) for n in tqdm(CELLS, unit="size")}
     report = {
         "threads": cores(),
