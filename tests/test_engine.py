@@ -354,3 +354,18 @@ def test_a_model_without_a_template_refuses_a_conversation(tmp_path: Path) -> No
     write_tiny_gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": None})
     with pytest.raises(Refusal, match=r"m\.gguf has no chat template"):
         load(tmp_path / "m.gguf").encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_a_warm_up_that_is_interrupted_gives_its_cells_back(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(tiny_gguf)
+    free = engine.store.stats().free_cells
+
+    def stop(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "decode", stop)
+    with pytest.raises(KeyboardInterrupt):
+        engine.warm_up()
+    assert engine.store.stats().free_cells == free
