@@ -14,7 +14,7 @@ run: $(VENV)/.run
 	$(BIN)/minfer pull smollm2
 	@for type in f32 f16 q8_0; do \
 	  printf '\n--- %s ... (cache %s)\n' "$(PROMPT)" $$type; \
-	  $(BIN)/minfer run smollm2 -p "$(PROMPT)" -n 2 --cache-type $$type || exit $$?; \
+	  $(BIN)/minfer run smollm2 -p "$(PROMPT)" -n 16 --cache-type $$type || exit $$?; \
 	done
 	@printf '\n--- %s (chat, cache q8_0)\n' "$(QUESTION)"
 	@$(BIN)/minfer run smollm2 -p "$(QUESTION)" --chat --cache-type q8_0 --receipt

@@ -20,12 +20,9 @@ from minfer.errors import Refusal
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
 LINE = 1000  # characters of a complaint
-EXTRA_OF = {
-    "numba": "cpu",
-    "llvmlite": "cpu",
-    **dict.fromkeys(
-        ("gguf", "huggingface_hub", "jinja2", "psutil", "tokenizers", "tqdm"), "models"
-    ),
+OPTIONAL = {  # what the extras `cpu` and `models` install
+    *("numba", "llvmlite"),
+    *("gguf", "huggingface_hub", "jinja2", "psutil", "tokenizers", "tqdm"),
 }
 
 
@@ -45,10 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return 0
     except ModuleNotFoundError as missing:
-        extra = EXTRA_OF.get(missing.name or "")
-        if extra is None:
+        if missing.name not in OPTIONAL:
             return _internal_error()
-        what = f"{missing.name} is not installed; pip install 'minfer[{extra}]'"
+        what = f"{missing.name} is not installed; pip install 'minfer[cpu,models]'"
         return _complain(what, Refusal.exit_code)
     except OSError as error:
         _discard_output()

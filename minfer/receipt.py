@@ -34,17 +34,17 @@ class Receipt:
     weights: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        config = ", ".join(f"{k}={v}" for k, v in self.config.items()) or "none"
+        config = ", ".join(f"{k}={v}" for k, v in self.config.items())
         origins = "; ".join(self.weights)
         if not self.refused:
             return (
                 f"{self.op}_{self.variant} on {self.device}: the only variant "
-                f"({self.file}:{self.line}; {config})"
+                f"({self.file}:{self.line}{config and '; ' + config})"
             ) + (f"; weights {self.fmt} {origins}" if origins else "")
         lines = [
             f"{self.op}_{self.variant} on {self.device}, {self.fmt}: {self.reason}",
             f"  source    {self.file}:{self.line}",
-            f"  config    {config}",
+            *([f"  config    {config}"] if config else []),
             f"  numerics  {self.numerics}",
         ]
         if origins:

@@ -78,8 +78,10 @@ def test_run_ends_before_a_stop(call, tiny_gguf: Path) -> None:
     report = json.loads(call("run", tiny_gguf, *RUN, "--json", "--stop", stop).out)
     assert (report["finish_reason"], report["stop"]) == ("stop", stop)
     assert report["text"] == text[: text.index(stop)] and len(report["tokens"]) == 3
-    shown = call("run", tiny_gguf, *RUN, "--stop", "no such text", "--stop", stop).out
-    assert shown == report["text"] + "\n"
+    shown = call("run", tiny_gguf, *RUN, "--stop", "no such text", "--stop", stop)
+    assert shown.out == report["text"] + "\n" and f"ended by --stop {stop!r}; " in shown.err
+    whole = call("run", tiny_gguf, *RUN)
+    assert "; ended by -n; " in whole.err and "; decode 4 tokens; " in whole.err
 
 
 def test_run_bans_a_token_by_id_or_text(call, tiny_gguf: Path) -> None:
@@ -118,7 +120,7 @@ REFUSED = {
     "unknown format": (("explain", "attn_map", "--fmt", "q9"), 2, "cache type 'q9'"),
     "no heads": (("explain", "attn_map", "--n-head", 0), 2, "n_head is 0"),
     "unknown model": (("pull", "gpt5"), 2, "smollm2"),
-    "temperature": (("run", "TINY", "-p", "x", "--temp", -1), 2, "temperature -1.0 is none of 0"),
+    "temperature": (("run", "TINY", "-p", "x", "--temp", -1), 2, "temperature -1.0 is outside 0"),
     "no number": (("run", "TINY", "-p", "x", "--temp", "warm"), 2, "invalid float value: 'warm'"),
     "top-p": (("run", "TINY", "-p", "x", "--temp", 1, "--top-p", 2), 2, "top_p 2.0 is none of"),
     "no temperature": (("run", "TINY", "-p", "x", "--top-k", 4), 2, "give --temp too"),
@@ -126,7 +128,7 @@ REFUSED = {
     "empty stop": (("run", "TINY", "-p", "x", "--stop", ""), 2, "stop string ''"),
     "bias": (("run", "TINY", "-p", "x", "--logit-bias", "5"), 2, "is not TOKEN=BIAS"),
     "bias nan": (("run", "TINY", "-p", "x", "--logit-bias", "5=nan"), 2, "is not TOKEN=BIAS"),
-    "bias inf": (("run", "TINY", "-p", "x", "--logit-bias", "5=inf"), 2, "inf is none of -1000"),
+    "bias inf": (("run", "TINY", "-p", "x", "--logit-bias", "5=inf"), 2, "inf is outside -1000"),
     "bias id": (("run", "TINY", "-p", "x", "--logit-bias", "289=1"), 2, "token 289 is above 288"),
     "bias text": (("run", "TINY", "-p", "x", "--logit-bias", "zq=1"), 2, "is 2 tokens"),
     "unknown option": (("run", "TINY", "-p", "x", "--beams", 1), 2, "--beams"),
@@ -207,7 +209,7 @@ def test_a_missing_package_names_its_extra(call, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(inspect, "devices", stop)
     done = call("devices")
     assert done.code == 2
-    assert done.err == "minfer: gguf is not installed; pip install 'minfer[models]'\n"
+    assert done.err == "minfer: gguf is not installed; pip install 'minfer[cpu,models]'\n"
 
 
 def test_devices_works_without_psutil(call, monkeypatch: pytest.MonkeyPatch) -> None:

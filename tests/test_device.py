@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 
 import pytest
@@ -60,3 +61,17 @@ def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert cores() == 7
+
+
+def test_the_first_thing_in_a_bug_report_names_the_pool_that_kernels_use() -> None:
+    code = "from minfer.kernels_numba import environment; print(environment()['threading layer'])"
+    kernel = (
+        "import numba, numpy as np; from minfer.kernels_numba.dense import silu_mul_rows;"
+        "x = np.ones((64, 512), np.float32); silu_mul_rows(x, x, config={'threads': 2});"
+        "print(numba.threading_layer())"
+    )
+    layers = [
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+        for text in (code, kernel)
+    ]
+    assert layers[0].stdout == layers[1].stdout != ""

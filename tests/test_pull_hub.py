@@ -222,5 +222,5 @@ def test_the_command_line(
     assert "hf:OWNER/REPO:FILE.gguf" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert cli.main(["pull", f"{TINY}@v1"]) == 2
-    missing = "minfer: huggingface_hub is not installed; pip install 'minfer[models]'\n"
+    missing = "minfer: huggingface_hub is not installed; pip install 'minfer[cpu,models]'\n"
     assert capsys.readouterr().err == missing

@@ -132,7 +132,7 @@ def test_ends_and_special_ids() -> None:
 
 def test_a_token_that_is_none_is_refused() -> None:
     for token in (-1, 289):
-        with pytest.raises(Refusal, match=f"token {token} is none of 0 .. 288"):
+        with pytest.raises(Refusal, match=f"token {token} is outside 0 .. 288"):
             tiny().decode([token])
 
 

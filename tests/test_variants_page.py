@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import minfer
 from minfer import cases, reference, registry
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -28,13 +27,14 @@ def receipt(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "_added", {})
     importlib.invalidate_caches()
-    exec(compile(USE, str(PAGE), "exec"), {"minfer": minfer})
+    exec(compile(USE, str(PAGE), "exec"), {})
     return capsys.readouterr().out
 
 
 def test_the_example_is_found_by_name_and_only_by_name(receipt: str) -> None:
     assert receipt.startswith("attn_window_mine on cpu, f32: asked for by name\n")
     assert "my_attention.py" in receipt and "not invariant" in receipt
+    assert 0 < float(receipt.splitlines()[-1]) < 1e-5
     assert registry.select("attn_window").variant.name != "mine"
     with pytest.raises(Refusal, match="does not read q8_0"):
         registry.select("attn_window", fmt=KvFormat.Q8_0, variant="mine")

@@ -28,6 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         return refusal.exit_code
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("rich", "matplotlib"):
+            raise
+        print(f"{missing.name} is not installed; pip install 'minfer[bench]'", file=sys.stderr)
+        return Refusal.exit_code
     except ChildFailed as failure:
         print(failure, file=sys.stderr)
         return 70

@@ -110,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print, draw."""
+    import matplotlib  # noqa: F401  # missing? said before minutes of measuring
     from tqdm import tqdm
 
     rate = machine.rates(cores(), 4 * ROTATE_BYTES)["read"]

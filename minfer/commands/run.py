@@ -15,12 +15,14 @@ from minfer.commands.options import biases_of, sampling_of
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
-from minfer.generation import Generation
+from minfer.generation import CACHE, END, LENGTH, STOP, Generation
 from minfer.kv.checks import whole_number
 from minfer.memory import human
 from minfer.models.sampling import Sampler, Sampling
 from minfer.ops import DECODE, PREFILL
 from minfer.timing import Timing
+
+FEW = 8  # tokens
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,7 +55,8 @@ def run(args: argparse.Namespace) -> None:
         print(flush=True)
         seed = sampler.sampling.seed
         drawn = "" if seed is None else f"seed {seed}; "
-        print(f"loaded in {loaded:.1f} s; {drawn}{_summary(engine, timing)}", file=sys.stderr)
+        ended = f"ended by {_ended(generation)}; {_summary(engine, timing)}"
+        print(f"loaded in {loaded:.1f} s; {drawn}{ended}", file=sys.stderr)
         note_long_context(engine)
         if args.receipt:
             print(*dict.fromkeys(map(str, engine.receipts())), sep="\n", file=sys.stderr)
@@ -83,16 +86,26 @@ def _tokens(engine: Engine, prompt: str, args: argparse.Namespace) -> list[int]:
     return engine.encode_chat([*messages, {"role": "user", "content": prompt}])
 
 
+def _ended(generation: Generation) -> str:
+    """Why the text ends where it does, and the option that moves the end."""
+    stop = f"--stop {generation.stop!r}"
+    reasons = {END: "the model", STOP: stop, LENGTH: "-n", CACHE: "--n-ctx"}
+    return reasons[generation.finish_reason or END]
+
+
 def _summary(engine: Engine, timing: Timing) -> str:
     have, full = engine.cache_bytes(), engine.cache_bytes(KvFormat.F32)
     cache = f"cache {engine.store.fmt} {human(have)} for {engine.store.n_ctx} cells"
     if have != full:
         cache += f" ({full / have:.2f} times smaller than f32's {human(full)})"
-    speed = "; ".join(
-        f"{kind} {timing.tokens[kind]} tokens, {timing.rate(kind):.1f}/s"
-        for kind in (PREFILL, DECODE)
-    )
-    return f"{speed}; {cache}"
+    return "; ".join([*(_speed(timing, kind) for kind in (PREFILL, DECODE)), cache])
+
+
+def _speed(timing: Timing, kind: str) -> str:
+    """Few tokens say nothing about speed."""
+    n = timing.tokens[kind]
+    counted = f"{kind} {n} token{'' if n == 1 else 's'}"
+    return counted if n < FEW else f"{counted}, {timing.rate(kind):.1f}/s"
 
 
 def _report(

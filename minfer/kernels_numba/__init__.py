@@ -113,7 +113,9 @@ def environment() -> dict[str, str]:
 
     from minfer.kernels_numba._cache import cache_folder
     from minfer.kernels_numba._emit import Isa
+    from minfer.kernels_numba._jit import load_tbb
 
+    load_tbb()  # before the pool starts, as it is for every kernel
     numba: Any = numba_package  # its own hints are partial
     codegen = cpu_target.target_context.codegen()
     threads = numba.get_num_threads()  # starts the pool, after which its layer is known

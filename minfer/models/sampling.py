@@ -105,7 +105,7 @@ def _number(value: object, name: str, low: float, high: float, or_else: str = ""
         return float(value)
     raise Refusal(
         "10",
-        f"{name} {value!r} is none of {low:g} .. {high:g}{or_else}; give a number in that range",
+        f"{name} {value!r} is outside {low:g} .. {high:g}{or_else}; give a number in that range",
         {"name": name, "value": value, "low": low, "high": high},
     )
 

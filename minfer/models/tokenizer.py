@@ -95,7 +95,7 @@ class Tokenizer:
         """The bytes one token stands for; none for a control token unless `special`."""
         if not 0 <= token < self.n_vocab:
             raise Refusal(
-                "0.2", f"token {token} is none of 0 .. {self.n_vocab - 1}", {"token": token}
+                "0.2", f"token {token} is outside 0 .. {self.n_vocab - 1}", {"token": token}
             )
         hidden = not special and self._vocabulary.types[token] in (CONTROL, UNKNOWN)
         return b"" if hidden else self._bytes[token]
