@@ -122,7 +122,7 @@ REFUSED = {
     "unknown model": (("pull", "gpt5"), 2, "smollm2"),
     "temperature": (("run", "TINY", "-p", "x", "--temp", -1), 2, "temperature -1.0 is outside 0"),
     "no number": (("run", "TINY", "-p", "x", "--temp", "warm"), 2, "invalid float value: 'warm'"),
-    "top-p": (("run", "TINY", "-p", "x", "--temp", 1, "--top-p", 2), 2, "top_p 2.0 is none of"),
+    "top-p": (("run", "TINY", "-p", "x", "--temp", 1, "--top-p", 2), 2, "top_p 2.0 is outside"),
     "no temperature": (("run", "TINY", "-p", "x", "--top-k", 4), 2, "give --temp too"),
     "seed": (("run", "TINY", "-p", "x", "--seed", -4), 2, "seed -4 is below 0"),
     "empty stop": (("run", "TINY", "-p", "x", "--stop", ""), 2, "stop string ''"),
