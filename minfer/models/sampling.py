@@ -6,6 +6,7 @@ min-p, temperature, draw. What each does, with its formula and source, is on doc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import secrets
@@ -101,8 +102,12 @@ def _pairs(biases: object) -> dict[Any, Any]:
 
 
 def _number(value: object, name: str, low: float, high: float, or_else: str = "") -> float:
-    if isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high:
-        return float(value)
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number beyond all floats
+            number = float(value)
+    if low <= number <= high:
+        return number
     raise Refusal(
         "10",
         f"{name} {value!r} is none of {low:g} .. {high:g}{or_else}; give a number in that range",
@@ -137,8 +142,15 @@ class Sampler:
         self._last: deque[int] = deque(maxlen=sampling.repeat_last_n)
 
     def see(self, tokens: Iterable[int]) -> None:
-        """Count `tokens`, a prompt's, among the last ones that penalties look at."""
-        self._last.extend(int(token) for token in tokens)
+        """Count `tokens`, a prompt's, among the last ones that penalties look at.
+
+        Refuses ids outside the vocabulary.
+        """
+        self._last.extend(self._checked(tokens))
+
+    def _checked(self, tokens: Iterable[int]) -> list[int]:
+        end = self.n_vocab - 1
+        return [whole_number(token, "token", "7.5", high=end) for token in tokens]
 
     def pick(self, logits: Floats, *, position: int) -> int:
         """The next token after `logits` [n_vocab]; it counts among the last ones from now on.
@@ -171,11 +183,14 @@ class Sampler:
         return {"random": self._random.bit_generator.state, "last": list(self._last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where the sampler that gave `state` stood. Refuses what is no such state."""
+        """Go on where the sampler that gave `state` stood.
+
+        Refuses what is no such state, and tokens of a larger vocabulary.
+        """
         random = np.random.PCG64()
         try:
             random.state = state["random"]
-            last = [whole_number(token, "token", "10") for token in state["last"]]
+            last = self._checked(state["last"])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise Refusal("10", f"this is no state of a sampler, {why}; start a new one") from None
