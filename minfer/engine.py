@@ -218,9 +218,11 @@ class Engine:
         """
         if self.store.stats().largest_free_run >= 2 and not self.store.has(WARM_UP_SEQ):
             self.store.reserve(WARM_UP_SEQ, 2)
-            self.prefill([0], WARM_UP_SEQ)
-            self.decode(0, WARM_UP_SEQ)
-            self.store.release(WARM_UP_SEQ)
+            try:
+                self.prefill([0], WARM_UP_SEQ)
+                self.decode(0, WARM_UP_SEQ)
+            finally:  # an interrupt while kernels compile
+                self.store.release(WARM_UP_SEQ)
 
     def _params(self, batch: Batch, mode: WindowMode, n_out: int) -> GraphParams:
         return GraphParams(
