@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minfer import settings
-from minfer.commands.parser import build_parser
 from minfer.errors import Refusal
 
 INTERNAL_ERROR = 70
@@ -29,8 +28,10 @@ OPTIONAL = {  # what the extras `cpu` and `models` install
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     _open_streams()
-    args = build_parser().parse_args(argv)
     try:
+        from minfer.commands.parser import build_parser  # numpy comes with it, which takes a while
+
+        args = build_parser().parse_args(argv)
         settings.check_flags()
         module, function = args.command.split(".")
         getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
@@ -81,7 +82,8 @@ def _complain(what: str, code: int, before: str = "") -> int:
     """One line on stderr, whatever the message holds."""
     line = " ".join(what.split())
     shown = line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 2 :]}"
-    print(f"{before}minfer: {shown}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be full as well
+        print(f"{before}minfer: {shown}", file=sys.stderr)
     return code
 
 

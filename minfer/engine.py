@@ -221,7 +221,7 @@ class Engine:
             try:
                 self.prefill([0], WARM_UP_SEQ)
                 self.decode(0, WARM_UP_SEQ)
-            finally:
+            finally:  # an interrupt while kernels compile
                 self.store.release(WARM_UP_SEQ)
 
     def _params(self, batch: Batch, mode: WindowMode, n_out: int) -> GraphParams:

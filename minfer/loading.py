@@ -10,7 +10,7 @@ from minfer import format as kv_format
 from minfer import memory, rope, settings
 from minfer.device import Device
 from minfer.format import KvFormat
-from minfer.kv.checks import whole_number
+from minfer.kv.checks import thread_count, whole_number
 from minfer.kv.store import KvStore
 from minfer.models import gguf
 from minfer.models.gguf import GgufFile
@@ -62,7 +62,7 @@ def load_model(
     asked = settings.cache_type() if cache_type is None else cache_type
     requested = KvFormat.parse(asked) if asked else None
     if threads is not None:
-        threads = whole_number(threads, "threads", "10", low=1)
+        threads = thread_count(threads)
     if n_ctx is not None:
         n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
     wanted = parse_weights(weights)

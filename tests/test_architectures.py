@@ -12,7 +12,7 @@ from tiny_models import ARCHITECTURES, write_tiny_gguf
 from transformers_models import logits_in_transformers, write_tiny_model
 
 from minfer import Batch, Engine
-from minfer.errors import Refusal
+from minfer.errors import Damaged, Refusal
 from minfer.format import Floats, KvFormat
 from minfer.models import gemma3
 from minfer.models.architecture import MODULES, find_architecture
@@ -265,6 +265,13 @@ def test_tensors_of_others_are_refused(tmp_path: Path, architecture: str, tensor
     extra = {tensor: np.zeros(64, np.float32)}
     write_tiny_gguf(path, architecture=architecture, tensors=extra)
     with pytest.raises(Refusal, match=f"1 tensors that the {architecture} .* first '{tensor}'"):
+        Hyperparameters.from_gguf(open_gguf(path))
+
+
+def test_the_base_of_layers_with_a_window_is_above_1(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, architecture="gemma3", metadata={"gemma3.rope.freq_base_swa": 1.0})
+    with pytest.raises(Damaged, match=r"its rope.freq_base_swa is 1\.0 and must be above 1"):
         Hyperparameters.from_gguf(open_gguf(path))
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from minfer.format import KvFormat
-from tuning.bench import checks, inputs, results, rounds, statistics, table
+from tuning.__main__ import main
+from tuning.bench import checks, command, inputs, results, rounds, statistics, table
 from tuning.bench.cases import Attention, Case, Model, Product, Session, Work, copies, from_message
 from tuning.bench.command import measured
 from tuning.bench.contestants import Column, opened
@@ -329,10 +330,43 @@ def test_logits_of_ours_are_finite() -> None:
 # -- all of it ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--threads", "0", "--threads 0 is below 1"),
+        ("--threads", "1000000", "--threads 1000000 is above 1024"),
+        ("--seconds", "nan", "--seconds nan is no time"),
+        ("--seconds", "inf", "--seconds inf is no time"),
+        ("--out", "/no/such/folder/x.json", "--out /no/such/folder/x.json cannot be written"),
+        ("--out", "/tmp", "--out /tmp cannot be written"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(
+    option: str,
+    value: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "opened", None)
+    assert main(["bench", "--quick", option, value]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_printed_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "columns", lambda _: [])
+    monkeypatch.setattr(command, "measured", lambda *_: {"rows": []})
+    assert main(["bench", "--quick", "--json", "--out", "/dev/full"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["rows"] == [] and "No space left" in told.err
+
+
 def test_a_quick_run_times_every_case_after_its_check() -> None:
-    command = [sys.executable, "-m", "tuning", "bench", "--quick", "--json"]
+    argv = [sys.executable, "-m", "tuning", "bench", "--quick", "--json"]
     done = subprocess.run(
-        [*command, "--what", "attn", "session"],
+        [*argv, "--what", "attn", "session"],
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,

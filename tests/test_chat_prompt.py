@@ -71,6 +71,9 @@ FAMILIES = {
 }
 
 
+UNESCAPED = "{{ messages[0].content | replace('&lt;', '<') | replace('&gt;', '>') }}"
+
+
 def controls(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [i for i in ids if tokenizer._vocabulary.types[i] == 3]
 
@@ -183,6 +186,8 @@ def test_control_tokens_that_a_template_makes_of_messages_stay_text(
     [
         ("{{ messages[0].content | replace('<b>', '') }}", "<|im_<b>end|>"),
         ("{{ messages[0].content | e }}", "<|im_end|>"),
+        (UNESCAPED, "&lt;|im_end|&gt;"),
+        (UNESCAPED, "<|im_end|> &lt;|im_end|&gt;"),
         ("{% if '<' in messages[0].content %}<|im_end|>{% endif %}", "a < b"),
         ("{% if '<|im_end|>' in messages[0].content %}x{% endif %}", "<|im_end|>"),
     ],

@@ -108,6 +108,7 @@ REFUSED = {
     "n-ctx 0": (("run", "TINY", "-p", "x", "--n-ctx", 0), 2, "n_ctx 0 is below 1"),
     "n 0": (("run", "TINY", "-p", "x", "-n", 0), 2, "-n 0 is below 1"),
     "threads 0": (("run", "TINY", "-p", "x", "--threads", 0), 2, "threads 0 is below 1"),
+    "threads": (("run", "TINY", "-p", "x", "--threads", 10**6), 2, "1000000 is above 1024"),
     "long prompt": (("run", "TINY", "-p", "cat " * 90, "--n-ctx", 64), 2, "n_ctx is 64"),
     "empty prompt": (("run", "TINY", "-p", ""), 2, "no tokens"),
     "empty q8_0": (("run", "TINY", "-p", "", "--cache-type", "q8_0"), 2, "no tokens"),
@@ -130,6 +131,7 @@ REFUSED = {
     "bias nan": (("run", "TINY", "-p", "x", "--logit-bias", "5=nan"), 2, "is not TOKEN=BIAS"),
     "bias inf": (("run", "TINY", "-p", "x", "--logit-bias", "5=inf"), 2, "inf is outside -1000"),
     "bias id": (("run", "TINY", "-p", "x", "--logit-bias", "289=1"), 2, "token 289 is above 288"),
+    "bias digits": (("run", "TINY", "-p", "x", "--logit-bias", "9" * 5000 + "=1"), 2, "is above"),
     "bias text": (("run", "TINY", "-p", "x", "--logit-bias", "zq=1"), 2, "is 2 tokens"),
     "unknown option": (("run", "TINY", "-p", "x", "--beams", 1), 2, "--beams"),
     "no prompt": (("run", "TINY"), 2, "--prompt"),
@@ -238,6 +240,13 @@ def test_a_full_disk_is_one_line(tiny_gguf: Path) -> None:
         )
     assert done.returncode == 2
     assert done.stderr == "minfer: No space left on device\n"
+
+
+def test_a_complaint_that_cannot_be_printed_keeps_its_code(tiny_gguf: Path) -> None:
+    argv = [sys.executable, "-m", "minfer", "run", tiny_gguf, "-p", "x", "-n", "0"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=full, check=False)
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("argv", [("-p", "\ud800", "--chat"), ("-p", "x", "--system", "\ud800")])

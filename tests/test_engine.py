@@ -241,12 +241,27 @@ def test_logits_that_are_not_finite_stop_generation(tiny_gguf: Path) -> None:
     assert refused.value.rule == "4.2"
 
 
+def test_an_interrupted_warm_up_gives_its_cells_back(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(tiny_gguf)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "decode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.warm_up()
+    assert engine.store.stats().free_cells == engine.store.n_ctx
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"n_ctx": 0}, "n_ctx 0 is below 1"),
         ({"n_ctx": 8.0}, "n_ctx 8.0 is no whole number"),
         ({"threads": 0}, "threads 0 is below 1"),
+        ({"threads": 1025}, "threads 1025 is above 1024"),
         ({"threads": "2"}, "threads '2' is no whole number"),
         ({"cache_type": "q8"}, "cache type 'q8' is none of"),
         ({"weights": "q8"}, "weights 'q8' is none of"),

@@ -172,7 +172,7 @@ def test_another_scaling_of_rope_is_refused(
         (scaled({"type": 3}), "type' is 3 instead of text"),
         (scaled(YARN | {"original_context_length": None}), "scaling.original_context_length'"),
         (scaled(LLAMA3 | {"low_freq_factor": 4.0}), "low_freq_factor 4.0 is not below its high"),
-        ({"llama.rope.freq_base": 1.0}, "rope base is 1.0 and must be above 1"),
+        ({"llama.rope.freq_base": 1.0}, "its rope.freq_base is 1.0 and must be above 1"),
     ],
 )
 def test_keys_of_rope_that_are_damaged(
@@ -210,6 +210,10 @@ def test_factors_of_rope_in_a_tensor(tmp_path: Path) -> None:
         (
             {"llama.attention.head_count_kv": 4},
             r"'blk.0.attn_k.weight' has shape \[64, 64\], its metadata asks for \[128, 64\]",
+        ),
+        (
+            {"llama.attention.head_count": 65, "llama.attention.key_length": None},
+            "lacks the metadata key 'llama.attention.key_length'",
         ),
         ({"llama.embedding_length": 2**31}, r"'token_embd.weight' has shape \[289, 64\]"),
     ],

@@ -96,6 +96,13 @@ def test_q8_0_equals_the_oracle_to_the_bit(op: str, n_in: int, n_out: int, n: in
         assert found.dtype == np.float32 and (found == wanted).all()
 
 
+@EACH
+def test_no_rows_give_no_rows(op: str, fmt: KvFormat) -> None:
+    weight, x = reference.encode_weight(normal(33, 64), fmt), normal(0, 64)
+    assert PRODUCTS[op, fmt](weight, x, fmt=fmt, config=TWO).shape == (0, 33)
+    assert reference.matvec(weight, x, fmt=fmt).shape == (0, 33)
+
+
 def test_q8_0_is_close_to_the_weight_it_came_from() -> None:
     weight, x = normal(70, 576), normal(9, 576, seed=1)
     out = matvec_blocks(reference.encode_weight(weight, Q8_0), x, fmt=Q8_0, config=TWO)

@@ -243,7 +243,7 @@ def test_a_state_is_json_and_goes_on_where_it_was() -> None:
         {"last": None},
         {"last": ["a"]},
         {"last": [-1]},
-        {"last": [8]},
+        {"last": [8]},  # of a larger vocabulary
     ],
 )
 def test_what_is_no_state_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
@@ -275,6 +275,8 @@ def test_logits_that_are_not_finite_stop(bad: float, options: dict[str, Any]) ->
         ({"temperature": math.nan}, "temperature nan is outside"),
         ({"temperature": "1"}, "temperature '1' is outside"),
         ({"temperature": True}, "temperature True is outside"),
+        ({"temperature": 10**400}, "temperature 10+ is outside"),
+        ({"logit_bias": {0: -(10**400)}}, "of token 0 -10+ is outside"),
         ({"top_k": -1}, "top_k -1 is below 0"),
         ({"top_k": 1.0}, "top_k 1.0 is no whole number"),
         ({"top_p": 1.01}, r"top_p 1\.01 is outside 0 \.\. 1;"),
@@ -311,6 +313,15 @@ def test_tokens_of_another_vocabulary_are_refused_before_any_counts(token: Any) 
 def test_logits_of_another_vocabulary_are_refused() -> None:
     with pytest.raises(Refusal, match=r"logits have shape \[7\]; wanted is \[8\]"):
         sampler().pick(LOGITS[:7], position=0)
+
+
+@pytest.mark.parametrize("token", [-1, 8, 2**70, "a", 1.0])
+def test_what_is_no_token_is_not_seen(token: Any) -> None:
+    made = sampler(repeat_penalty=2.0)
+    before = made.state()
+    with pytest.raises(Refusal, match="token"):
+        made.see([1, token])
+    assert made.state() == before
 
 
 def test_options_are_a_value() -> None:

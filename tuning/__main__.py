@@ -12,7 +12,7 @@ from tuning.bench.protocol import ChildFailed
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; 0 done, 2 or 3 refused, 70 a column that does not run."""
+    """Run a command; 0 done, 2 or 3 refused or not written, 70 a column that does not run."""
     parser = argparse.ArgumentParser(prog="python -m tuning", description="Measuring minfer.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, module, text in (
@@ -36,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     except ChildFailed as failure:
         print(failure, file=sys.stderr)
         return 70
+    except OSError as error:  # a full disk, a reader that left
+        print(f"{error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return 0

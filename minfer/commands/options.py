@@ -13,6 +13,7 @@ from minfer.models.tokenizer import Tokenizer
 
 NEED_A_TEMPERATURE = ("top_k", "top_p", "min_p")
 BIAS_FORM = "TOKEN=BIAS"
+LONGEST_ID = 10  # digits
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +81,7 @@ def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float
     biases: dict[int, float] = {}
     for given in args.logit_bias:
         token, bias = _split(given)
-        ids = [int(token)] if token.isdecimal() else tokenizer.encode(token, special=True)
+        ids = [_id(token)] if token.isdecimal() else tokenizer.encode(token, special=True)
         if len(ids) != 1:
             raise Refusal(
                 "0.3",
@@ -89,6 +90,11 @@ def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float
             )
         biases[ids[0]] = bias
     return biases
+
+
+def _id(digits: str) -> int:
+    """A token's id; one of thousands of digits, which Python does not convert, is none anyway."""
+    return int(digits) if len(digits) <= LONGEST_ID else 10**LONGEST_ID
 
 
 def _split(given: str) -> tuple[str, float]:

@@ -13,6 +13,7 @@ from minfer.format import Floats, Int32
 from minfer.window import WindowMode
 
 INT32_MAX = 2**31 - 1
+THREADS_MAX = 1024  # kernels keep memory for every thread
 SCALE_END = 2.0**127  # kernels multiply it by log2(e) and keep it as float32
 
 
@@ -34,6 +35,11 @@ def whole_number(
     tail = f"; {way_out}" if way_out else ""
     facts = {"name": name, "value": value, "low": low, "high": high}
     raise Refusal(rule, f"{name} {value!r} {problem}{tail}", facts)
+
+
+def thread_count(value: object) -> int:
+    """A number of workers."""
+    return whole_number(value, "threads", "10", low=1, high=THREADS_MAX)
 
 
 def sequence_id(value: object) -> int:

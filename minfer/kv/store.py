@@ -17,7 +17,7 @@ from minfer.errors import Refusal
 from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes, resolve
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
-from minfer.kv.checks import checked_rows, refuse_window, whole_number
+from minfer.kv.checks import checked_rows, refuse_window, thread_count, whole_number
 from minfer.kv.inputs import joined
 from minfer.kv.runs import Slot, Stats
 from minfer.kv.step import Step
@@ -49,7 +49,7 @@ class KvStore:
         self.n_layer = whole_number(n_layer, "n_layer", "10", low=1)
         self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
         self.head_dim = whole_number(head_dim, "head_dim", "10", low=1)
-        self.threads = None if threads is None else whole_number(threads, "threads", "10", low=1)
+        self.threads = None if threads is None else thread_count(threads)
         self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
         self.device = Device.parse(device)
         self._kernels: Any = self.device.package()

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from minfer.errors import Refusal
 from minfer.models.chat_template import Message, render
-from minfer.models.tokenizer import Tokenizer
+from minfer.models.tokenizer import Spelled, Tokenizer
 
 Change: TypeAlias = Callable[[str], str]
 
@@ -45,15 +45,20 @@ def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> 
         return render(shown, template, add_generation_prompt=True, now=now, **special)
 
     text = rendered(str)
-    for hide in (disguise.characters, disguise.ends):
-        hidden = rendered(hide)
-        own = tokenizer.controls(hidden)
-        if disguise.taken_off(hidden) == text:
-            return tokenizer.encode(text, special=own)
-    # The template looks for such characters in messages: hide whole control tokens only.
+    hidden = rendered(disguise.characters)
+    surest = tokenizer.controls(hidden)
+    if disguise.taken_off(hidden) == text:
+        return tokenizer.encode(text, special=surest)
+    # The template looks for such characters in messages: hide fewer of them. It may make ends, of
+    # `&lt;` say, around what a message spells.
+    hidden = rendered(disguise.ends)
+    own = tokenizer.controls(hidden)
+    framed = [token for token in _more(own, surest) if disguise.spells_inside(token)]
+    if disguise.taken_off(hidden) == text and not framed:
+        return tokenizer.encode(text, special=own)
     hidden = rendered(disguise.control_tokens)
     controls = tokenizer.controls(hidden)
-    more = Counter(token for token, _, _ in controls) - Counter(token for token, _, _ in own)
+    more = [*_more(controls, own), *framed]
     if disguise.taken_off(hidden) == text and not more:
         return tokenizer.encode(text, special=controls)
     named = tokenizer.decode([*more, *disguise.spelled][:1], special=True)
@@ -63,6 +68,11 @@ def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> 
         f"{named!r}; take it out",
         {"token": named},
     )
+
+
+def _more(of: Sequence[Spelled], than: Sequence[Spelled]) -> Counter[int]:
+    """The tokens that `of` has more of."""
+    return Counter(token for token, _, _ in of) - Counter(token for token, _, _ in than)
 
 
 class Disguise:
@@ -78,7 +88,8 @@ class Disguise:
         tokens = tokenizer.control_tokens
         used = set("".join(tokens))
         hidden = sorted(used)
-        used.update(template, *_texts(messages))
+        self._texts = _texts(messages)
+        used.update(template, *self._texts)
         free = (character for character in map(chr, PRIVATE_USE) if character not in used)
         stand_ins = list(itertools.islice(free, len(hidden)))
         if len(stand_ins) < len(hidden):
@@ -102,6 +113,11 @@ class Disguise:
             self.spelled.append(token)
             text = text[:start] + self.characters(text[start:end]) + text[end:]
         return text
+
+    def spells_inside(self, token: int) -> bool:
+        """Whether a message spells a control token but for its ends."""
+        inside = self._tokenizer.decode([token], special=True)[1:-1]
+        return any(inside in text for text in self._texts)
 
     def taken_off(self, text: str) -> str:
         return text.translate(self._off)

@@ -20,6 +20,7 @@ from minfer.models.blocks import (
 )
 from minfer.models.hyperparameters import Hyperparameters, Sliding
 from minfer.models.keys import Keys
+from minfer.models.rope_scaling import read_base
 from minfer.ops import HALF
 from minfer.rope import Rope
 
@@ -34,7 +35,7 @@ def read(keys: Keys, hp: Hyperparameters) -> Hyperparameters:
     sliding = Sliding(
         width=keys.count("attention.sliding_window"),
         period=keys.count("attention.sliding_window_pattern", 6),
-        rope=Rope(hp.rope.n_rot, keys.positive("rope.freq_base_swa", 10000.0)),
+        rope=Rope(hp.rope.n_rot, read_base(keys, "rope.freq_base_swa")),
     )
     return replace(hp, sliding=sliding)
 

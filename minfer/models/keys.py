@@ -48,8 +48,8 @@ class Keys:
         return self._prefix + key in self.file.metadata
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
-        return self._number(key, int, default)
+        """A whole number of at least 1; a default of 0 is none."""
+        return self._number(key, int, default or None)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""

@@ -42,10 +42,15 @@ def read_rope(keys: Keys, head_dim: int) -> Rope:
         what = f"rope turns {n_rot} dimensions of a head of {head_dim}"
         message = f"{keys.file.path} contradicts itself: {what}; use another model"
         raise Refusal("0.3", message, {"path": str(keys.file.path), "problem": what})
-    base = keys.positive("rope.freq_base", 10000.0)
+    return Rope(n_rot, read_base(keys, "rope.freq_base"), _scaling(keys, n_rot))
+
+
+def read_base(keys: Keys, key: str) -> float:
+    """The base of a rope; Damaged if its frequencies would not fall."""
+    base = keys.positive(key, 10000.0)
     if base <= 1:
-        raise damaged(keys.file.path, f"its rope base is {base} and must be above 1")
-    return Rope(n_rot, base, _scaling(keys, n_rot))
+        raise damaged(keys.file.path, f"its {key} is {base} and must be above 1")
+    return base
 
 
 def _scaling(keys: Keys, n_rot: int) -> Scaling | None:

@@ -6,6 +6,7 @@ min-p, temperature, draw. What each does, with its formula and source, is on doc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import secrets
@@ -101,8 +102,12 @@ def _pairs(biases: object) -> dict[Any, Any]:
 
 
 def _number(value: object, name: str, low: float, high: float, or_else: str = "") -> float:
-    if isinstance(value, Real) and not isinstance(value, bool) and low <= float(value) <= high:
-        return float(value)
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # a whole number beyond all floats
+            number = float(value)
+    if low <= number <= high:
+        return number
     raise Refusal(
         "10",
         f"{name} {value!r} is outside {low:g} .. {high:g}{or_else}; give a number in that range",
@@ -146,7 +151,8 @@ class Sampler:
         self._last.extend(self._checked(tokens))
 
     def _checked(self, tokens: Iterable[int]) -> list[int]:
-        return [whole_number(token, "token", "10", high=self.n_vocab - 1) for token in tokens]
+        end = self.n_vocab - 1
+        return [whole_number(token, "token", "7.5", high=end) for token in tokens]
 
     def pick(self, logits: Floats, *, position: int) -> int:
         """The next token after `logits` [n_vocab]; it counts among the last ones from now on.
@@ -179,7 +185,10 @@ class Sampler:
         return {"random": self._random.bit_generator.state, "last": list(self._last)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where the sampler that gave `state` stood. Refuses what is no such state."""
+        """Go on where the sampler that gave `state` stood.
+
+        Refuses what is no such state, and tokens of a larger vocabulary.
+        """
         random = np.random.PCG64()
         try:
             random.state = state["random"]

@@ -34,7 +34,7 @@ def quantize_q8_0(rows: Floats, *, config: Config | None = None) -> Bytes:
     packed[..., :2] = bits.astype("<u2")[..., None].view(np.uint8)
     packed[..., 2:] = np.where(empty[..., None], 0, codes).astype(np.int8).view(np.uint8)
     cells = np.zeros((n, cell_bytes(KvFormat.Q8_0, m)), np.uint8)
-    cells[:, : m // BLOCK * BLOCK_BYTES] = packed.reshape(n, -1)
+    cells[:, : m // BLOCK * BLOCK_BYTES] = packed.reshape(n, m // BLOCK * BLOCK_BYTES)
     return cells
 
 

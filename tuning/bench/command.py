@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import Any
 from minfer import settings
 from minfer.device import Device, cores
 from minfer.errors import Refusal
-from minfer.kv.checks import whole_number
+from minfer.kv.checks import THREADS_MAX, whole_number
 from minfer.pull import resolve_model
 from tuning.bench.cases import Case, Model
 from tuning.bench.contestants import ANSWER_SECONDS, OURS, Column, columns, opened
@@ -55,8 +57,13 @@ def run(args: argparse.Namespace) -> None:
     device = Device.parse(args.device)
     if device.name != "cpu":
         raise Refusal("0.3", f"bench measures the cpu, not {device.name}", {"device": device.name})
+    if not 0 <= args.seconds < math.inf:
+        what = f"--seconds {args.seconds} is no time; give 0 or more"
+        raise Refusal("10", what, {"seconds": args.seconds})
+    if args.out is not None:
+        refuse_place(args.out)
     options = Options(
-        threads=whole_number(args.threads, "--threads", "10", low=1),
+        threads=whole_number(args.threads, "--threads", "10", low=1, high=THREADS_MAX),
         rounds=QUICK_ROUNDS if args.quick else whole_number(args.rounds, "--rounds", "10", low=1),
         seconds=args.seconds,
         rotate=QUICK_ROTATE if args.quick else ROTATE_CACHES * last_level_cache(),
@@ -68,14 +75,23 @@ def run(args: argparse.Namespace) -> None:
         report = measured([case for what in args.what for case in suites[what]], found, options)
     report = {"environment": facts, **report, "seconds": time.monotonic() - started}
     text = json.dumps(report, indent=1)
-    if args.json:
-        print(text)
-    else:
-        from tuning.bench.table import show
+    try:
+        if args.json:
+            print(text, flush=True)
+        else:
+            from tuning.bench.table import show
 
-        show(report)
-    if args.out is not None:  # last: whatever becomes of the file, the report was shown
-        args.out.write_text(text + "\n")
+            show(report)
+    finally:  # a long run is kept where either can be written
+        if args.out is not None:
+            args.out.write_text(text + "\n")
+
+
+def refuse_place(out: Path) -> None:
+    """Refuse, before anything is measured, a file that cannot be written."""
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        message = f"--out {out} cannot be written; name a file in a folder that can"
+        raise Refusal("0.1", message, {"out": str(out)})
 
 
 def measured(cases: Sequence[Case], found: list[Column], options: Options) -> dict[str, Any]:
