@@ -12,6 +12,7 @@ import pytest
 from tiny_models import write_tiny_gguf
 
 import minfer
+from minfer import Engine
 
 ROOT = Path(__file__).parent.parent
 RUN = ("-p", "hello the cat", "-n", 5, "--n-ctx", 64)
@@ -93,6 +94,14 @@ def test_run_bans_a_token_by_id_or_text(call, tiny_gguf: Path) -> None:
     assert json.loads(forced.out)["text"] == " cat" * 5
     ended = call("run", tiny_gguf, *RUN, "--json", "--logit-bias", "<|im_end|>=1000")
     assert json.loads(ended.out)["finish_reason"] == "end"
+
+
+def test_a_token_has_one_bias(call, tiny_gguf: Path) -> None:
+    cat = Engine.load(tiny_gguf, n_ctx=8).encode(" cat")[-1]
+    for first in (f"{cat}=1", " cat=1"):
+        done = call("run", tiny_gguf, *RUN, "--logit-bias", first, "--logit-bias", f"{cat}=2")
+        assert (done.code, done.out) == (2, "")
+        assert f"logit_bias gives token {cat} twice, 1 and 2" in done.err
 
 
 def test_typed_control_tokens_stay_text(call, tiny_gguf: Path) -> None:

@@ -75,9 +75,12 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     return Sampling(**given)
 
 
-def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float]:
-    """--logit-bias by token id. Refuses a text that is not exactly one token."""
-    biases: dict[int, float] = {}
+def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """--logit-bias as pairs with a token's id, for `Sampling`, which refuses an id given twice.
+
+    Refuses a text that is not exactly one token.
+    """
+    biases: list[tuple[int, float]] = []
     for given in args.logit_bias:
         token, bias = _split(given)
         ids = [int(token)] if token.isdecimal() else tokenizer.encode(token, special=True)
@@ -87,8 +90,8 @@ def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float
                 f"--logit-bias {given!r}: {token!r} is {len(ids)} tokens {ids}; name one by its id",
                 {"token": token, "ids": ids},
             )
-        biases[ids[0]] = bias
-    return biases
+        biases.append((ids[0], bias))
+    return tuple(biases)
 
 
 def _split(given: str) -> tuple[str, float]:
