@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_models import write_tiny_gguf
@@ -49,7 +51,25 @@ def test_prompt_from_a_file(call, tiny_gguf: Path, tmp_path: Path) -> None:
     filed = call("run", tiny_gguf, "-f", tmp_path / "p.txt", *RUN[2:], "--json")
     assert json.loads(filed.out)["tokens"] == json.loads(direct.out)["tokens"]
     missing = call("run", tiny_gguf, "-f", tmp_path / "none.txt")
-    assert missing.code == 2 and "cannot read the prompt" in missing.err
+    assert missing.code == 2 and f"cannot read the text from {tmp_path / 'none.txt'}" in missing.err
+
+
+def test_a_prompt_is_read_as_it_stands(
+    call, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "hello\r\nthe c\u00e9\r"
+    tokens = Engine.load(tiny_gguf, n_ctx=8).encode(text)
+    path = tmp_path / "p.txt"
+    path.write_bytes(text.encode())
+    argv = ("-n", 1, "--n-ctx", 64, "--json")
+    filed = json.loads(call("run", tiny_gguf, "-f", path, *argv).out)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    piped = json.loads(call("run", tiny_gguf, "-f", "-", *argv).out)
+    assert filed["prompt_tokens"] == piped["prompt_tokens"] == tokens
+    path.write_bytes(b"caf\xe9 au lait")
+    latin = call("run", tiny_gguf, "-f", path, *argv)
+    assert (latin.code, latin.out) == (2, "")
+    assert f"byte 3 of {path} (0xe9) is no UTF-8; convert the text to UTF-8" in latin.err
 
 
 def test_chat_wraps_the_prompt(call, tiny_gguf: Path) -> None:

@@ -86,7 +86,8 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     _add_model(p)
     prompt = p.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
-    prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
+    told = "a file with the prompt in UTF-8, - for stdin"
+    prompt.add_argument("-f", "--file", metavar="FILE", help=told)
     p.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="default 64")
     _add_engine_options(p, n_ctx="cells of the cache; default 4096, fewer if trained for fewer")
     p.add_argument("--chat", action="store_true", help="wrap the prompt in the chat template")
