@@ -1,4 +1,4 @@
-"""Arguments that several commands take: sampling and stop strings."""
+"""Arguments that commands share: the model and how it is loaded, sampling and stop strings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ import argparse
 import dataclasses
 import math
 
+from minfer.device import DeviceKind
 from minfer.errors import Refusal
 from minfer.models.sampling import Sampling
 from minfer.models.text_stream import checked_stops
 from minfer.models.tokenizer import Tokenizer
 
+DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 NEED_A_TEMPERATURE = ("top_k", "top_p", "min_p")
 BIAS_FORM = "TOKEN=BIAS"
+
+
+def add_model(p: argparse.ArgumentParser) -> None:
+    """The model that a command loads; `loading.load_engine` reads it."""
+    p.add_argument("model", metavar="MODEL", help="a .gguf file, or a name that was pulled")
+
+
+def add_engine_options(p: argparse.ArgumentParser, n_ctx: str) -> None:
+    """How the model is loaded; `loading.load_engine` reads it. n_ctx: help of `--n-ctx`."""
+    p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
+    kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
+    p.add_argument("--weights", metavar="T", help=kept)
+    p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
+    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    p.add_argument("--threads", type=int, metavar="N", help="default all cores")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
