@@ -47,10 +47,11 @@ def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> 
     text = rendered(str)
     for hide in (disguise.characters, disguise.ends):
         hidden = rendered(hide)
-        own = tokenizer.controls(hidden)
         if disguise.taken_off(hidden) == text:
-            return tokenizer.encode(text, special=own)
-    # The template looks for such characters in messages: hide whole control tokens only.
+            return tokenizer.encode(text, special=tokenizer.controls(hidden))
+    # The template looks for such characters in messages: hide whole control tokens only, and see
+    # that no more of them stand there than without any end of one.
+    own = tokenizer.controls(rendered(disguise.ends))
     hidden = rendered(disguise.control_tokens)
     controls = tokenizer.controls(hidden)
     more = Counter(token for token, _, _ in controls) - Counter(token for token, _, _ in own)
