@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import normal
 
 from minfer import reference, registry
 from minfer.errors import Refusal
@@ -38,10 +39,6 @@ BLOCK_SIZES = [(32, 1), (64, 15), (96, 16), (576, 33), (768, 64), (800, 130), (1
 def threads_from_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights would be left to one thread."""
     monkeypatch.setattr(matvec, "ALONE_BYTES", 0)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_weights_are_stored_as_files_have_them() -> None:
