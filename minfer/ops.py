@@ -98,10 +98,7 @@ OPS: dict[str, Op] = {
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where a variant rounds, and nowhere else (contract 4.6).
-
-    query: the queries of attention, and the rows x of a product.
-    """
+    """Where a variant rounds, and nowhere else (contract 4.6). query: of a product, its rows x."""
 
     query: str
     key: str
