@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -307,6 +308,9 @@ def test_devices_says_what_is_here(call) -> None:
     text = call("devices").out
     assert f"minfer {minfer.__version__}" in text and "MINFER_CACHE_TYPE=" in text
     report = json.loads(call("devices", "--json").out)
+    for name in ("numpy", "gguf", "jinja2", "huggingface_hub"):
+        assert report["libraries"][name] == version(name)
+        assert f"  {name:15} {version(name)}\n" in text
     assert report["devices"]["cpu"]["unavailable"] is None
     assert report["devices"]["cpu"]["environment"]["isa"]
     assert "no kernels in this version" in report["devices"]["cuda"]["unavailable"]
