@@ -122,7 +122,7 @@ def test_a_token_has_one_bias(call, tiny_gguf: Path) -> None:
     for first in (f"{cat}=1", " cat=1"):
         done = call("run", tiny_gguf, *RUN, "--logit-bias", first, "--logit-bias", f"{cat}=2")
         assert (done.code, done.out) == (2, "")
-        assert f"logit_bias gives token {cat} twice, 1 and 2" in done.err
+        assert f"logit_bias gives token {cat} twice, 1 and 2;" in done.err
 
 
 def test_typed_control_tokens_stay_text(call, tiny_gguf: Path) -> None:

@@ -71,14 +71,15 @@ class Sampling:
         biases: dict[int, float] = {}
         for given, bias in _pairs(self.logit_bias):
             token = whole_number(given, "logit_bias of token", "10")
+            value = _bias(bias, token)
             if token in biases:
                 raise Refusal(
                     "0.3",
-                    f"logit_bias gives token {token} twice, {biases[token]:g} and {bias}; "
+                    f"logit_bias gives token {token} twice, {biases[token]:g} and {value:g}; "
                     "give it one bias",
-                    {"token": token, "biases": (biases[token], bias)},
+                    {"token": token, "biases": (biases[token], value)},
                 )
-            biases[token] = _bias(bias, token)
+            biases[token] = value
         object.__setattr__(self, "logit_bias", tuple(sorted(biases.items())))
 
     @property
