@@ -47,7 +47,7 @@ class Engine:
         self.chat_template = metadata.get("tokenizer.chat_template")
         self._weights = loaded.weights
         self._ropes = {r: rope.tables(self.store.n_ctx, r) for r in self.hp.ropes}
-        sliding = map(self.hp.slides, range(self.hp.n_layer))
+        sliding = map(self.hp.sliding_of, range(self.hp.n_layer))
         self._widths = [how.width if how else 0 for how in sliding]
         self._graphs = GraphCache()
 

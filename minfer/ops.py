@@ -98,7 +98,7 @@ OPS: dict[str, Op] = {
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where a variant rounds, and nowhere else (contract 4.6)."""
+    """Where a variant rounds, and nowhere else (contract 4.6). query: of a product, its rows x."""
 
     query: str
     key: str
@@ -224,8 +224,9 @@ def variant(
     """Tag a launcher as a variant. Only a tag: `registry.collect` finds it.
 
     formats: storage formats it reads (ops without formats ignore this). limits: shapes it takes.
-    query: how it rounds the query per format, f32 where absent. invariant: whether contract 6
-    holds for it. space: its tunables. default: whether it may be chosen without being named.
+    query: how it rounds the queries of attention or the rows x of a product, per format, f32 where
+    absent. invariant: whether contract 6 holds for it. space: its tunables. default: whether it may
+    be chosen without being named.
     """
 
     def tag(launch: Fn) -> Fn:

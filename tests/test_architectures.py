@@ -222,7 +222,10 @@ def test_gemma_scales_scores_by_its_size() -> None:
 
 def test_layers_of_gemma(gemma: Path) -> None:
     hp = Hyperparameters.from_gguf(open_gguf(gemma))
-    assert [layer.width if (layer := hp.slides(i)) else 0 for i in range(7)] == [16] * 5 + [0, 16]
+    assert [layer.width if (layer := hp.sliding_of(i)) else 0 for i in range(7)] == [16] * 5 + [
+        0,
+        16,
+    ]
     assert hp.rope == Rope(32, 1e6) and hp.ropes == (hp.rope, Rope(32, 1e4))
     assert load(gemma)._widths == [16] * 5 + [0, 16]
 

@@ -50,9 +50,9 @@ def test_whole_numbers_keep_their_value_or_are_refused() -> None:
 
 def test_float32_is_taken_as_it_is_and_nothing_else() -> None:
     assert floats(ROWS, "x", 2) is ROWS
-    spread, mapped = np.ones((2, 64), np.float32)[:, ::2], ROWS.copy()
-    mapped.flags.writeable = False
-    for given in (spread, mapped):
+    spread, frozen = np.ones((2, 64), np.float32)[:, ::2], ROWS.copy()
+    frozen.flags.writeable = False
+    for given in (spread, frozen):
         found = floats(given, "x", 2)
         assert found.flags.carray and (found == given).all()
     weight = read_only(ROWS, "weight", 2)

@@ -13,7 +13,7 @@ from minfer import cases, reference
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kernels_numba import _call
-from minfer.kernels_numba._call import ALONE, Call, ordered_tiles, prepare
+from minfer.kernels_numba._call import ALONE_PRODUCTS, Call, ordered_tiles, prepare
 
 
 def prepared(inputs: cases.Inputs, **changes: Any) -> Call:
@@ -75,6 +75,21 @@ def test_a_scale_of_any_sign_multiplies_scores(name: str, fmt: KvFormat) -> None
     assert np.abs(launch(variant, level) - exact).max() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("scalar", "words"),
+    [
+        ({"scale": True}, "scale True is no finite float32"),
+        ({"scale": np.bool_(True)}, "is no finite float32"),
+        ({"width": True}, "width True is no sliding width"),
+        ({"width": False}, "width False is no sliding width"),
+    ],
+)
+def test_a_bool_is_no_scale_and_no_width(scalar: dict[str, Any], words: str) -> None:
+    inputs = cases.make(case_named("one-cell"), KvFormat.F32)
+    with pytest.raises(Refusal, match=words):
+        prepared(inputs, **scalar)
+
+
 @pytest.mark.parametrize("scale", [0.2, -0.2])
 @pytest.mark.parametrize("name", ["rows", "split", "flash"])
 def test_a_score_of_minus_infinity_weighs_nothing(name: str, scale: float) -> None:
@@ -94,7 +109,7 @@ def test_a_small_call_wakes_no_other_worker() -> None:
     few = prepared(cases.make(case, KvFormat.F32))
     assert few.layout.n_keys == 41 + 42 + 43 + 256 + sum(range(601, 609))
     n_head, head_dim = case.heads[0], case.head_dim
-    assert few.layout.n_keys * n_head * head_dim > ALONE
+    assert few.layout.n_keys * n_head * head_dim > ALONE_PRODUCTS
     assert few.workers(3) == 3
     one = prepared(cases.make(case_named("one-cell"), KvFormat.F32))
     assert one.workers(3) == 1
@@ -106,6 +121,6 @@ def test_bits_do_not_depend_on_whether_others_are_woken(monkeypatch: pytest.Monk
     for name, case in (("split", "wide-heads"), ("flash", "prompt-32"), ("rows", "sliding")):
         inputs = cases.make(case_named(case), KvFormat.F32)
         alone = launch(find("attn_map", name), inputs, threads=1)
-        monkeypatch.setattr(_call, "ALONE", 0)
+        monkeypatch.setattr(_call, "ALONE_PRODUCTS", 0)
         assert np.array_equal(launch(find("attn_map", name), inputs, threads=3), alone)
         monkeypatch.undo()

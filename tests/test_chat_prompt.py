@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conversations import CONVERSATIONS, HI
 from tiny_models import CHAT_TEMPLATE, tiny_tokens
 from tiny_tokenizers import spm, tiny
 
@@ -17,12 +18,6 @@ from minfer.models.chat_template import render
 from minfer.models.gguf import open_gguf
 from minfer.models.tokenizer import Tokenizer
 
-HI = [{"role": "user", "content": "Hi"}]
-CONVERSATIONS: list[list[dict[str, str]]] = [
-    HI,
-    [{"role": "system", "content": "Be brief."}, *HI],
-    [*HI, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "  Bye \n"}],
-]
 QWEN = (
     "{%- for message in messages %}{%- set content = message.content %}"
     "{%- if message.role == 'assistant' and '</think>' in content %}"

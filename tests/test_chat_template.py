@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conversations import CONVERSATIONS, HI
 from tiny_models import CHAT_TEMPLATE
 
 from minfer.errors import Refusal
 from minfer.models.chat_template import render
 from minfer.models.gguf import open_gguf
 
-HI = [{"role": "user", "content": "Hi"}]
-CONVERSATIONS = [
-    HI,
-    [{"role": "system", "content": "Be brief."}, *HI],
-    [*HI, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "  Bye \n"}],
-    [{"role": "user", "content": "<b>&amp;</b> {{ 1 }} {% if %} <|im_end|>"}],
-]
+MARKUP = [{"role": "user", "content": "<b>&amp;</b> {{ 1 }} {% if %} <|im_end|>"}]
 
 
 def test_by_hand() -> None:
@@ -71,7 +66,7 @@ def test_errors_of_a_template_are_refusals(template: str, message: str) -> None:
 @pytest.mark.model
 def test_equal_to_transformers(smollm2: Path, smollm2_transformers: Any) -> None:
     template: Any = open_gguf(smollm2).metadata["tokenizer.chat_template"]
-    for messages in CONVERSATIONS:
+    for messages in [*CONVERSATIONS, MARKUP]:
         for prompt in (True, False):
             wanted = smollm2_transformers.apply_chat_template(
                 messages, chat_template=template, tokenize=False, add_generation_prompt=prompt

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_models import write_tiny_gguf
 
 import minfer
+from minfer import Engine
 
 ROOT = Path(__file__).parent.parent
 RUN = ("-p", "hello the cat", "-n", 5, "--n-ctx", 64)
@@ -48,7 +52,25 @@ def test_prompt_from_a_file(call, tiny_gguf: Path, tmp_path: Path) -> None:
     filed = call("run", tiny_gguf, "-f", tmp_path / "p.txt", *RUN[2:], "--json")
     assert json.loads(filed.out)["tokens"] == json.loads(direct.out)["tokens"]
     missing = call("run", tiny_gguf, "-f", tmp_path / "none.txt")
-    assert missing.code == 2 and "cannot read the prompt" in missing.err
+    assert missing.code == 2 and f"cannot read the text from {tmp_path / 'none.txt'}" in missing.err
+
+
+def test_a_prompt_is_read_as_it_stands(
+    call, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "hello\r\nthe c\u00e9\r"
+    tokens = Engine.load(tiny_gguf, n_ctx=8).encode(text)
+    path = tmp_path / "p.txt"
+    path.write_bytes(text.encode())
+    argv = ("-n", 1, "--n-ctx", 64, "--json")
+    filed = json.loads(call("run", tiny_gguf, "-f", path, *argv).out)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+    piped = json.loads(call("run", tiny_gguf, "-f", "-", *argv).out)
+    assert filed["prompt_tokens"] == piped["prompt_tokens"] == tokens
+    path.write_bytes(b"caf\xe9 au lait")
+    latin = call("run", tiny_gguf, "-f", path, *argv)
+    assert (latin.code, latin.out) == (2, "")
+    assert f"byte 3 of {path} (0xe9) is no UTF-8; convert the text to UTF-8" in latin.err
 
 
 def test_chat_wraps_the_prompt(call, tiny_gguf: Path) -> None:
@@ -95,6 +117,14 @@ def test_run_bans_a_token_by_id_or_text(call, tiny_gguf: Path) -> None:
     assert json.loads(forced.out)["text"] == " cat" * 5
     ended = call("run", tiny_gguf, *RUN, "--json", "--logit-bias", "<|im_end|>=1000")
     assert json.loads(ended.out)["finish_reason"] == "end"
+
+
+def test_a_token_has_one_bias(call, tiny_gguf: Path) -> None:
+    cat = Engine.load(tiny_gguf, n_ctx=8).encode(" cat")[-1]
+    for first in (f"{cat}=1", " cat=1"):
+        done = call("run", tiny_gguf, *RUN, "--logit-bias", first, "--logit-bias", f"{cat}=2")
+        assert (done.code, done.out) == (2, "")
+        assert f"logit_bias gives token {cat} twice, 1 and 2;" in done.err
 
 
 def test_typed_control_tokens_stay_text(call, tiny_gguf: Path) -> None:
@@ -289,6 +319,9 @@ def test_devices_says_what_is_here(call) -> None:
     text = call("devices").out
     assert f"minfer {minfer.__version__}" in text and "MINFER_CACHE_TYPE=" in text
     report = json.loads(call("devices", "--json").out)
+    for name in ("numpy", "gguf", "jinja2", "huggingface_hub"):
+        assert report["libraries"][name] == version(name)
+        assert f"  {name:15} {version(name)}\n" in text
     assert report["devices"]["cpu"]["unavailable"] is None
     assert report["devices"]["cpu"]["environment"]["isa"]
     assert "no kernels in this version" in report["devices"]["cuda"]["unavailable"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from arrays import normal
 
 from minfer import reference
 from minfer.errors import Refusal
@@ -19,10 +20,6 @@ from minfer.kernels_numba.dense import (
 
 ONE, TWO = {"threads": 1}, {"threads": 2}
 ROW_COUNTS = [*range(1, 18), 63, 64, 65]
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def assert_within_budget(out: np.ndarray, ref32: np.ndarray, ref64: np.ndarray) -> None:

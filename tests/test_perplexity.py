@@ -14,7 +14,7 @@ from transformers_models import log_probabilities_in_transformers, write_tiny_mo
 
 from minfer import Engine
 from minfer.format import KvFormat
-from minfer.perplexity import Scores, Window, cut, feeding, log_softmax, measure, score, summarize
+from minfer.perplexity import Scores, Window, cut, feeding, measure, score, summarize
 from minfer.perplexity import scores as scores_module
 
 FORMATS = [fmt.value for fmt in KvFormat]
@@ -108,7 +108,9 @@ def test_large_logits_do_not_overflow() -> None:
     (own,) = score([logits], [0, 1])
     assert own.nll[0] == np.log(2)
     assert own.nll[1] == pytest.approx(1 + np.log1p(np.exp(-1)), rel=1e-15)
-    assert log_softmax(logits)[1, 2] == pytest.approx(-2e4 - np.log1p(np.exp(-1)), rel=1e-15)
+    assert scores_module.log_softmax(logits)[1, 2] == pytest.approx(
+        -2e4 - np.log1p(np.exp(-1)), rel=1e-15
+    )
 
 
 def test_a_row_is_scored_alike_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import normal
 
 from minfer import reference, registry
 from minfer.errors import Refusal
@@ -37,11 +38,7 @@ BLOCK_SIZES = [(32, 1), (64, 15), (96, 16), (576, 33), (768, 64), (800, 130), (1
 @pytest.fixture(autouse=True)
 def threads_from_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small weights would be left to one thread."""
-    monkeypatch.setattr(matvec, "FEW_BYTES", 0)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    monkeypatch.setattr(matvec, "ALONE_BYTES", 0)
 
 
 def test_weights_are_stored_as_files_have_them() -> None:
@@ -158,7 +155,7 @@ def test_few_bytes_are_left_to_one_thread_without_a_change(monkeypatch: pytest.M
     asked = []
     run = matvec.run
     monkeypatch.setattr(matvec, "run", lambda threads, *how: asked.append(threads) or run(1, *how))
-    monkeypatch.setattr(matvec, "FEW_BYTES", 64 * 96 * 4 * 2)
+    monkeypatch.setattr(matvec, "ALONE_BYTES", 64 * 96 * 4 * 2)
     for fmt, n_out in ((F32, 64), (F16, 64), (Q8_0, 64)):
         weight = reference.encode_weight(normal(n_out, 96), fmt)
         for n in (1, 2, 16):
@@ -180,9 +177,9 @@ def test_damage_stays_in_its_row_and_column(op: str, fmt: KvFormat) -> None:
 @EACH
 def test_weights_mapped_read_only_need_no_other_compilation(op: str, fmt: KvFormat) -> None:
     weight, x = reference.encode_weight(normal(4, 32), fmt), normal(17, 32)
-    mapped = weight.copy()
-    mapped.flags.writeable = False
-    out = [PRODUCTS[op, fmt](w, x, fmt=fmt, config=ONE) for w in (weight, mapped)]
+    frozen = weight.copy()
+    frozen.flags.writeable = False
+    out = [PRODUCTS[op, fmt](w, x, fmt=fmt, config=ONE) for w in (weight, frozen)]
     assert (out[0] == out[1]).all()
     workers = {
         ("matvec", Q8_0): matvec._matvec_blocks_kernel,

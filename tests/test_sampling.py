@@ -324,6 +324,15 @@ def test_what_is_no_token_is_not_seen(token: Any) -> None:
     assert made.state() == before
 
 
+@pytest.mark.parametrize("again", [5, np.int64(5)])
+def test_a_token_has_one_bias(again: Any) -> None:
+    pairs = ((5, 1.0), (2, 1.0), (again, -math.inf))
+    with pytest.raises(Refusal, match="gives token 5 twice, 1 and -inf; give it one") as caught:
+        Sampling(logit_bias=pairs)
+    assert caught.value.rule == "0.3"
+    assert caught.value.facts == {"token": 5, "biases": (1.0, -math.inf)}
+
+
 def test_options_are_a_value() -> None:
     options = Sampling(temperature=1, logit_bias={5: -math.inf, np.int64(2): 1})
     assert options == Sampling(temperature=1.0, logit_bias=((2, 1.0), (5, -math.inf)))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import normal
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf import quants as gguf_quants
 from tiny_models import write_tiny_gguf
@@ -28,10 +29,6 @@ from minfer.reference import encode_weight
 F32, F16, Q8_0 = KvFormat
 TYPES = [t.name for t in (GGMLQuantizationType.F16, *gguf_quants._type_traits)]
 CAN_QUANTIZE = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"]
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def encoded(values: np.ndarray, kind: str) -> np.ndarray:

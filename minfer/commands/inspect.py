@@ -15,7 +15,10 @@ from minfer.errors import Refusal
 from minfer.ops import DECODE, OPS, PREFILL, Shape, Variant
 from minfer.settings import SETTINGS
 
-LIBRARIES = ("numpy", "numba", "llvmlite", "torch", "triton", "mlx", "gguf", "tokenizers")
+LIBRARIES = (
+    *("numpy", "numba", "llvmlite", "torch", "triton", "mlx"),
+    *("gguf", "tokenizers", "jinja2", "huggingface_hub"),
+)
 
 
 def explain(args: argparse.Namespace) -> None:
@@ -100,7 +103,7 @@ def devices(args: argparse.Namespace) -> None:
         print(f"  {name:6} {'no ' if row['unavailable'] else 'yes'} {facts}")
     print("libraries")
     for name, version in libraries.items():
-        print(f"  {name:10} {version or 'absent'}")
+        print(f"  {name:15} {version or 'absent'}")
     print("settings")
     for setting in SETTINGS:
         print(f"  {setting.name}={in_force[setting.name]}  ({setting.meaning})")

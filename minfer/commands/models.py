@@ -9,7 +9,7 @@ from typing import Any
 
 from minfer import settings
 from minfer.memory import human
-from minfer.pull import MODELS, model_path
+from minfer.pull import MODELS, model_path, pulled_from_hub
 from minfer.pull import pull as fetch
 
 
@@ -25,16 +25,18 @@ def pull(args: argparse.Namespace) -> None:
 
 
 def _list(as_json: bool) -> None:
+    """The known models, then files of the hub that were pulled."""
     rows = [_row(name) for name in sorted(MODELS)]
+    rows += [_hub_row(name) for name in pulled_from_hub(settings.cache_dir())]
     if as_json:
         print(json.dumps({"models": rows}))
         return
+    width = max(len(row["name"]) for row in rows)
     for row in rows:
         there = "pulled" if row["pulled"] else ""
-        print(
-            f"{row['name']:12} {human(row['size']):>10} {there:7} {row['license']:20} "
-            f"{MODELS[row['name']].origin}"
-        )
+        origin = MODELS[row["name"]].origin if row["name"] in MODELS else ""
+        line = f"{human(row['size']):>10} {there:7} {row['license'] or '':20} {origin}"
+        print(f"{row['name']:{width}} {line}".rstrip())
 
 
 def _row(name: str) -> dict[str, Any]:
@@ -50,3 +52,11 @@ def _row(name: str) -> dict[str, Any]:
         "packages": [part.requirement for part in model.parts],
         "pulled": model_path(name, settings.cache_dir()).is_file(),
     }
+
+
+def _hub_row(name: str) -> dict[str, Any]:
+    """The same of a file from the hub, which says no more of it."""
+    path = model_path(name, settings.cache_dir())
+    told = dict.fromkeys(("sha256", "license", "terms"))
+    size = path.stat().st_size
+    return {"name": name, "file": path.name, "size": size, **told, "packages": [], "pulled": True}

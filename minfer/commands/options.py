@@ -1,4 +1,4 @@
-"""Arguments that several commands take: sampling and stop strings."""
+"""Arguments that commands share: the model and how it is loaded, sampling and stop strings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ import argparse
 import dataclasses
 import math
 
+from minfer.device import DeviceKind
 from minfer.errors import Refusal
 from minfer.models.sampling import Sampling
 from minfer.models.text_stream import checked_stops
 from minfer.models.tokenizer import Tokenizer
 
+DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 NEED_A_TEMPERATURE = ("top_k", "top_p", "min_p")
 BIAS_FORM = "TOKEN=BIAS"
 LONGEST_ID = 10  # digits
+
+
+def add_model(p: argparse.ArgumentParser) -> None:
+    """The model that a command loads; `loading.load_engine` reads it."""
+    p.add_argument("model", metavar="MODEL", help="a .gguf file, or a name that was pulled")
+
+
+def add_engine_options(p: argparse.ArgumentParser, n_ctx: str) -> None:
+    """How the model is loaded; `loading.load_engine` reads it. n_ctx: help of `--n-ctx`."""
+    p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
+    kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
+    p.add_argument("--weights", metavar="T", help=kept)
+    p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
+    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    p.add_argument("--threads", type=int, metavar="N", help="default all cores")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +93,12 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     return Sampling(**given)
 
 
-def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float]:
-    """--logit-bias by token id. Refuses a text that is not exactly one token."""
-    biases: dict[int, float] = {}
+def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """--logit-bias as pairs with a token's id, for `Sampling`, which refuses an id given twice.
+
+    Refuses a text that is not exactly one token.
+    """
+    biases: list[tuple[int, float]] = []
     for given in args.logit_bias:
         token, bias = _split(given)
         ids = [_id(token)] if token.isdecimal() else tokenizer.encode(token, special=True)
@@ -88,8 +108,8 @@ def biases_of(args: argparse.Namespace, tokenizer: Tokenizer) -> dict[int, float
                 f"--logit-bias {given!r}: {token!r} is {len(ids)} tokens {ids}; name one by its id",
                 {"token": token, "ids": ids},
             )
-        biases[ids[0]] = bias
-    return biases
+        biases.append((ids[0], bias))
+    return tuple(biases)
 
 
 def _id(digits: str) -> int:

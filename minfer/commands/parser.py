@@ -6,12 +6,9 @@ import argparse
 from typing import NoReturn
 
 from minfer import __version__
-from minfer.commands.options import add_sampling
-from minfer.device import DeviceKind
+from minfer.commands.options import DEVICES, add_engine_options, add_model, add_sampling
 from minfer.errors import Refusal
 from minfer.ops import KINDS
-
-DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,20 +55,6 @@ def _add(
     return parser
 
 
-def _add_model(p: Parser) -> None:
-    p.add_argument("model", metavar="MODEL", help="a .gguf file, or a name that was pulled")
-
-
-def _add_engine_options(p: Parser, n_ctx: str) -> None:
-    """How a model is loaded, for every command that loads one; `loading.load_engine` reads it."""
-    p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
-    kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
-    p.add_argument("--weights", metavar="T", help=kept)
-    p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
-    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
-    p.add_argument("--threads", type=int, metavar="N", help="default all cores")
-
-
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     p = _add(
         commands,
@@ -83,12 +66,13 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
         '  minfer run smollm2 -p "The capital of France is" --stop . --logit-bias " Paris=-inf"\n'
         "  minfer run smollm2 -f prompt.txt --n-ctx 8192 --json",
     )
-    _add_model(p)
+    add_model(p)
     prompt = p.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
-    prompt.add_argument("-f", "--file", metavar="FILE", help="a file with the prompt, - for stdin")
+    told = "a file with the prompt in UTF-8, - for stdin"
+    prompt.add_argument("-f", "--file", metavar="FILE", help=told)
     p.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="default 64")
-    _add_engine_options(p, n_ctx="cells of the cache; default 4096, fewer if trained for fewer")
+    add_engine_options(p, n_ctx="cells of the cache; default 4096, fewer if trained for fewer")
     p.add_argument("--chat", action="store_true", help="wrap the prompt in the chat template")
     p.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     p.add_argument("--receipt", action="store_true", help="say which kernels ran, and why")
@@ -105,9 +89,9 @@ def _add_ppl(commands: argparse._SubParsersAction[Parser]) -> None:
         "  minfer ppl smollm2 novel.txt --compare f32,f16,q8_0\n"
         "  minfer ppl model.gguf novel.txt --n-ctx 1024 --stride 512 --json",
     )
-    _add_model(p)
+    add_model(p)
     p.add_argument("file", metavar="FILE", help="a text in UTF-8, - for stdin")
-    _add_engine_options(p, n_ctx="tokens of a window; default 512, fewer if trained for fewer")
+    add_engine_options(p, n_ctx="tokens of a window; default 512, fewer if trained for fewer")
     stride = "from window to window, all new tokens scored; default: no overlap, the second half"
     p.add_argument("--stride", type=int, metavar="N", help=stride)
     p.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens")

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from minfer import memory
 from minfer.commands.loading import load_engine, note_long_context
+from minfer.commands.reading import read_text
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -96,27 +96,10 @@ def _formats(args: argparse.Namespace) -> list[str | KvFormat | None]:
 
 
 def _text(name: str) -> str:
-    """The text of a file as it stands, line ends included."""
-    try:
-        data = Path(name).read_bytes() if name != "-" else _stdin()
-    except OSError as error:
-        what = f"cannot read the text from {name}: {error.strerror or error}"
-        raise Refusal("0.2", what, {"path": name}) from error
-    if not data:
+    text = read_text(name)
+    if not text:
         raise Refusal("1", f"{name} is empty; give a text", {"path": name})
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Refusal(
-            "0.2",
-            f"byte {error.start} of {name} (0x{data[error.start]:02x}) is no UTF-8; "
-            "convert the text to UTF-8",
-            {"path": name, "byte": error.start},
-        ) from error
-
-
-def _stdin() -> bytes:
-    return sys.stdin.buffer.read() if sys.stdin else b""
+    return text
 
 
 def _engines(args: argparse.Namespace, formats: Sequence[str | KvFormat | None]) -> list[Engine]:

@@ -7,11 +7,11 @@ import json
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from minfer.commands.loading import load_engine, note_long_context
 from minfer.commands.options import biases_of, sampling_of
+from minfer.commands.reading import read_text
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -28,7 +28,8 @@ FEW = 8  # tokens
 def run(args: argparse.Namespace) -> None:
     """Generate and print: text as it comes and a summary, or one JSON object."""
     whole_number(args.max_tokens, "-n", "10", low=1)
-    sampling, started, prompt = sampling_of(args), time.perf_counter(), _prompt(args)
+    sampling, started = sampling_of(args), time.perf_counter()
+    prompt = args.prompt if args.file is None else read_text(args.file)
     if not prompt:
         raise Refusal("1", "the prompt has no tokens; give at least one character", {"tokens": 0})
     engine = load_engine(args, args.cache_type, args.n_ctx)
@@ -60,19 +61,6 @@ def run(args: argparse.Namespace) -> None:
         note_long_context(engine)
         if args.receipt:
             print(*dict.fromkeys(map(str, engine.receipts())), sep="\n", file=sys.stderr)
-
-
-def _prompt(args: argparse.Namespace) -> str:
-    if args.file is None:
-        return str(args.prompt)
-    try:
-        if args.file == "-":
-            return sys.stdin.read() if sys.stdin else ""
-        return Path(args.file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refusal(
-            "0.2", f"cannot read the prompt from {args.file}: {error}", {"path": args.file}
-        ) from error
 
 
 def _chat(args: argparse.Namespace) -> bool:

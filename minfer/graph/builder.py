@@ -13,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minfer.format import cell_words
+from minfer.format import KvFormat, cell_words
 from minfer.graph.choices import Choices
 from minfer.graph.nodes import Graph, Heads, LayerRegions, Node, Value
 from minfer.graph.params import GraphParams
 from minfer.graph.weight import Weight
 from minfer.ops import DECODE, Kernel
 from minfer.registry import Choice
-
-COMPUTED = Weight(None)  # rows that the graph computes are float32
 
 
 @dataclass
@@ -60,7 +58,8 @@ class GraphBuilder:
     def rows(self, table: Value, index: Value) -> Value:
         """The rows of `table` that an int input names."""
         weight = self._weights.get(table.slot)
-        return self._op("embed", table, index, width=table.width, weight=weight or COMPUTED)
+        fmt, origin = (weight.fmt, weight.origin) if weight else (KvFormat.F32, "")
+        return self._op("embed", table, index, width=table.width, fmt=fmt, origin=origin)
 
     def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
         """x / rms(x) * weight, row by row."""
@@ -73,7 +72,8 @@ class GraphBuilder:
     def linear(self, weight: Weight, x: Value) -> Value:
         """x @ weight.T: `matvec` when decoding, `matmul` in prefill; numerics follow the kind."""
         op = "matvec" if self.params.kind == DECODE else "matmul"
-        return self._op(op, self.constant(weight), x, width=weight.shape[0], weight=weight)
+        n_out, value = weight.shape[0], self.constant(weight)
+        return self._op(op, value, x, width=n_out, fmt=weight.fmt, origin=weight.origin)
 
     def linears(
         self, stacked: Weight | tuple[Weight, ...], sizes: Sequence[int], x: Value
@@ -178,11 +178,19 @@ class GraphBuilder:
         return frozenset(range(len(self._slots))) - computed
 
     def _op(
-        self, op: str, *inputs: Value, width: int, weight: Weight | None = None, **scalars: Any
+        self,
+        op: str,
+        *inputs: Value,
+        width: int,
+        fmt: KvFormat | None = None,
+        origin: str = "",
+        **scalars: Any,
     ) -> Value:
+        """fmt, origin: of the matrix it reads, if it reads one."""
         out = self._slot(width)
-        stored = {} if weight is None else {"fmt": weight.fmt}
-        self._append(self._choices.choose(op, weight=weight), inputs, (out,), {**scalars, **stored})
+        stored = {} if fmt is None else {"fmt": fmt}
+        choice = self._choices.choose(op, fmt=fmt, origin=origin)
+        self._append(choice, inputs, (out,), {**scalars, **stored})
         return out
 
     def _reshape(self, x: Value, *shape: int) -> Value:

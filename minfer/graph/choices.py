@@ -9,7 +9,6 @@ from minfer import registry
 from minfer.format import KvFormat
 from minfer.graph.nodes import Heads
 from minfer.graph.params import GraphParams
-from minfer.graph.weight import Weight
 from minfer.ops import Shape
 from minfer.receipt import Receipt
 from minfer.registry import Choice
@@ -27,15 +26,18 @@ class Choices:
     _made: dict[Key, Choice] = field(default_factory=dict)
     _origins: dict[Key, dict[str, None]] = field(default_factory=dict)
 
-    def choose(self, op: str, layer: int = 0, weight: Weight | None = None) -> Choice:
-        """The variant of `op` on the device of `layer`, for the format of the weight it reads,
-        else of the cache."""
-        fmt = self.params.kv_format if weight is None else weight.fmt
-        key = (op, self.params.devices[layer], fmt)
+    def choose(
+        self, op: str, layer: int = 0, fmt: KvFormat | None = None, origin: str = ""
+    ) -> Choice:
+        """The variant of `op` on the device of `layer`.
+
+        fmt: of the matrix it reads, None for that of the cache. origin: of that matrix.
+        """
+        key = (op, self.params.devices[layer], fmt or self.params.kv_format)
         if key not in self._made:
             self._made[key] = self._ask(*key)
-        if weight is not None and weight.origin:
-            self._origins.setdefault(key, {})[weight.origin] = None
+        if origin:
+            self._origins.setdefault(key, {})[origin] = None
         return self._made[key]
 
     def receipts(self) -> Iterator[Receipt]:

@@ -1,6 +1,6 @@
 """What launchers take, checked: kernels do not raise, and their types are fixed at the first call.
 
-Arrays come out C-contiguous and writable, weights read-only (they may be mapped from a file).
+Arrays come out C-contiguous and writable, weights read-only, as a loaded model's are.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def floats(array: Any, name: str, n_dims: int) -> Floats:
 def read_only(array: Any, name: str, n_dims: int) -> Floats:
     """float32 as a contiguous view that cannot be written.
 
-    Weights may be mapped read-only from a file; workers know arrays of one mutability.
+    A loaded model's weights cannot be either; workers know arrays of one mutability.
     """
     view = np.ascontiguousarray(_float32(array, name, n_dims)).view()
     view.flags.writeable = False
@@ -92,7 +92,7 @@ def stored(weight: Any, fmt: KvFormat) -> tuple[Bytes, int]:
     """A matrix of `fmt` as its bytes, uint8 [n_out, bytes of a row], and its n_in.
 
     float32 and float16 are [n_out, n_in], q8_0 is uint8 [n_out, n_in / 32 * 34]: whole blocks
-    without padding, as in a GGUF file. Read-only, as what is mapped from one.
+    without padding, as in a GGUF file. The bytes are read-only, as a loaded model's are.
     """
     weight = np.asarray(weight)
     if weight.dtype != STORED[fmt]:

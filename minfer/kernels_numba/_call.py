@@ -25,14 +25,13 @@ from minfer.kernels_numba._cell import head_bytes
 from minfer.kernels_numba._gather import Dims
 from minfer.kernels_numba._ir import address
 from minfer.kernels_numba._jit import kernel
-from minfer.kernels_numba._workers import n_workers
+from minfer.kernels_numba._workers import ALONE_PRODUCTS, n_workers
 from minfer.window import PARTITION, Causal, Span, Window
 
 Int64 = NDArray[np.int64]
 
 SCALE_END = 2.0**127  # times log2(e) it is still a float32
 LAYOUTS = 8  # kept: a step has one for every sliding width of its model
-ALONE = 1 << 18  # multiply-adds of scores up to which one worker is faster than two
 
 
 class Slots(NamedTuple):
@@ -76,9 +75,9 @@ class Call(NamedTuple):
         return np.empty(self.q.shape, np.float32)
 
     def workers(self, threads: object) -> int:
-        """`threads`, or 1 where waking a thread costs more than it saves."""
+        """`threads`, or 1 where there is too little to do for more."""
         given, dims = n_workers(threads), self.dims
-        return 1 if self.layout.n_keys * dims.n_head * dims.head_dim <= ALONE else given
+        return 1 if self.layout.n_keys * dims.n_head * dims.head_dim <= ALONE_PRODUCTS else given
 
 
 @kernel
@@ -154,11 +153,13 @@ def _wrap(op: str, table: bytes | None, n_q: int) -> Window:
 
 
 def _check_scalars(scale: float, width: int) -> None:
-    if not isinstance(scale, (int, float, np.floating)) or not abs(scale) < SCALE_END:
+    real = isinstance(scale, (int, float, np.floating)) and not isinstance(scale, bool)
+    if not real or not abs(scale) < SCALE_END:
         raise Refusal(
             "10", f"scale {scale!r} is no finite float32; it multiplies scores", {"scale": scale}
         )
-    if not isinstance(width, (int, np.integer)) or width < 0:
+    whole = isinstance(width, (int, np.integer)) and not isinstance(width, bool)
+    if not whole or width < 0:
         raise Refusal(
             "2.4",
             f"width {width!r} is no sliding width; give 0 (unlimited) or a positive whole number",

@@ -3,9 +3,8 @@
 Scores arrive as raw products. Weights are exp2((score - m) * factor), factor being
 |scale| * log2(e): near values subtract exactly, so the keys that matter lose nothing, however
 large the scores are. A partition of a row is the state (m, l, acc): largest score, sum of weights,
-weighted values. States join in one binary tree
-over aligned power-of-two groups of absolute partition indices (contract 6.3c); an absent side is
-skipped, which is exactly neutral.
+weighted values. States join in one binary tree over aligned power-of-two groups of absolute
+partition indices (contract 6.3c); an absent side is skipped, which is exactly neutral.
 """
 
 from __future__ import annotations

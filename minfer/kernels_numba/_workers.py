@@ -43,6 +43,11 @@ types: Any = _types
 
 THREADS = Tunable(default=numba.config.NUMBA_NUM_THREADS, values=(1, 2, 4, 8, 16, 32, 64))
 
+# Work that one worker does alone: waking another costs more than it saves.
+ALONE_PRODUCTS = 1 << 18  # attention: up to so many multiply-adds of scores
+ALONE_BYTES = 1 << 19  # matvec: fewer bytes of weight, times the rows of x
+ALONE_ELEMENTS = 1 << 14  # what works row by row: fewer elements of the rows
+
 
 def _emit_on_stack(_typing_context: Any, args: Any) -> Any:
     """Address of a copy of `args` that lives as long as the calling function runs."""
@@ -176,9 +181,9 @@ def n_workers(threads: object) -> int:
 
 
 def row_threads(rows: NDArray[Any], config: Mapping[str, Any]) -> int:
-    """`threads` of config, or 1 below 16 Ki elements: waking a thread costs more than it saves."""
+    """`threads` of config, or 1 where there are few elements."""
     threads = n_workers(config["threads"])
-    return threads if rows.size >= 1 << 14 else 1
+    return threads if rows.size >= ALONE_ELEMENTS else 1
 
 
 # The workqueue layer aborts the process when two threads launch at once; the others do not.

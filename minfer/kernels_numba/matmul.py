@@ -64,6 +64,18 @@ class Scratch(NamedTuple):
     tile: Any  # float32 [6, columns]
 
 
+class Args(NamedTuple):
+    """What a worker gets."""
+
+    weight: Any  # uint8 [n_out, bytes of a row]
+    rows: Any  # float32 [n, n_in]
+    x: Any  # uint8 [n, bytes], the same rows as tiles read them
+    out: Any  # float32 [n, n_out]
+    scratch: Scratch  # with one row a worker
+    counter: Any  # int64 [1], the next item: a part of the rows of a panel
+    parts: int  # that the rows are cut into
+
+
 # -- tiles ----------------------------------------------------------------------------------------
 
 
@@ -165,15 +177,17 @@ def _matmul_worker(fmt: KvFormat) -> Worker:
     @Worker
     @kernel(key=fmt.value)
     def matmul_kernel(t, n_threads, pointer):
-        weight, rows, x, out, own, counter, parts = read(pointer)
+        args = read(pointer)
+        weight, rows, own, parts = args.weight, args.rows, args.scratch, args.parts
         n, mine = rows.shape[0], Scratch(own.panel[t], own.source[t], own.values[t], own.tile[t])
         n_panels = (weight.shape[0] + columns - 1) // columns
         per_part = ((n + parts - 1) // parts + ROWS - 1) // ROWS * ROWS
-        item = fetch_add(address(counter))
+        item = fetch_add(address(args.counter))
         while item < n_panels * parts:
             c0, first = item // parts * columns, item % parts * per_part
-            part(weight, x, rows.shape[1], out, c0, first, min(n, first + per_part), mine)
-            item = fetch_add(address(counter))
+            last = min(n, first + per_part)
+            part(weight, args.x, rows.shape[1], args.out, c0, first, last, mine)
+            item = fetch_add(address(args.counter))
         return 0
 
     return matmul_kernel
@@ -182,7 +196,8 @@ def _matmul_worker(fmt: KvFormat) -> Worker:
 @Worker
 @kernel
 def _pack_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
-    _, rows, x, _, _, _, _ = read(pointer)
+    args = read(pointer)
+    rows, x = args.rows, args.x
     begin, end = share(t, n_threads, rows.shape[0])
     for row in range(begin, end):
         pack_row(address(rows[row]), address(x[row]), rows.shape[1])
@@ -192,8 +207,8 @@ def _pack_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
 WORKERS = {fmt: _matmul_worker(fmt) for fmt in KvFormat}
 
 
-def _arguments(weight: Bytes, rows: Floats, x: Bytes, fmt: KvFormat, threads: int) -> Any:
-    """What the workers of `fmt` take. rows: f32 [n, n_in]; x: the same as tiles read them."""
+def _arguments(weight: Bytes, rows: Floats, x: Bytes, fmt: KvFormat, threads: int) -> Args:
+    """What the workers of `fmt` take, with memory of their own."""
     tiling = Tiling.of(fmt)
     units = min(tiling.units, rows.shape[1] // tiling.unit)
     padded = (units * tiling.unit + LANES - 1) // LANES * LANES // tiling.unit
@@ -207,7 +222,7 @@ def _arguments(weight: Bytes, rows: Floats, x: Bytes, fmt: KvFormat, threads: in
     few = len(weight) < 16 * tiling.columns * threads
     parts = 2 if few and len(rows) >= 32 * ROWS else 1
     out = np.empty((len(rows), len(weight)), np.float32)
-    return weight, rows, x, out, scratch, np.zeros(1, np.int64), parts
+    return Args(weight, rows, x, out, scratch, np.zeros(1, np.int64), parts)
 
 
 @variant(formats=(KvFormat.F32, KvFormat.F16), space={"threads": THREADS})
@@ -217,7 +232,7 @@ def matmul_tiles(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Fl
     threads = n_workers(config["threads"])
     args = _arguments(weight, x, x.view(np.uint8), fmt, threads)
     run(threads, WORKERS[fmt], None, args)
-    out: Floats = args[3]
+    out: Floats = args.out
     return out
 
 
@@ -234,5 +249,5 @@ def matmul_blocks(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> F
     packed = np.empty((len(x), query_bytes(fmt, x.shape[1])), np.uint8)
     args = _arguments(weight, x, packed, fmt, threads)
     run(threads, _pack_rows_kernel, WORKERS[fmt], args)
-    out: Floats = args[3]
+    out: Floats = args.out
     return out

@@ -33,18 +33,17 @@ from minfer.kernels_numba._query import (
     pack_row,
     query_bytes,
 )
-from minfer.kernels_numba._workers import THREADS, Worker, n_workers, read, run, share
+from minfer.kernels_numba._workers import ALONE_BYTES, THREADS, Worker, n_workers, read, run, share
 from minfer.ops import Config, variant
 
 COLUMNS = 16  # rows of x that share one pass over the weights
 LINE = 64  # bytes of a cache line
-FEW_BYTES = 1 << 19  # below this, waking a thread costs more than it saves
 
 
 def _threads(weight: Bytes, n: int, config: Config) -> int:
     """`threads` of config, or 1 where n rows of x read few bytes of weight."""
     threads = n_workers(config["threads"])
-    return threads if weight.size * n >= FEW_BYTES else 1
+    return threads if weight.size * n >= ALONE_BYTES else 1
 
 
 # -- lanes ----------------------------------------------------------------------------------------

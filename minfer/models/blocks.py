@@ -64,7 +64,7 @@ class Model:
         b = self.builder
         ropes = {r: (b.constant(cos), b.constant(sin)) for r, (cos, sin) in self.tables.items()}
         for index in range(self.hp.n_layer):
-            sliding = self.hp.slides(index)
+            sliding = self.hp.sliding_of(index)
             yield Layer(self, index, *ropes[sliding.rope if sliding else self.hp.rope])
 
     def logits(self, x: Value) -> Value:

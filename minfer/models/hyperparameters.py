@@ -105,7 +105,7 @@ class Hyperparameters:
         """Every rope that a layer has, once."""
         return tuple(dict.fromkeys([self.rope, *([self.sliding.rope] if self.sliding else [])]))
 
-    def slides(self, layer: int) -> Sliding | None:
+    def sliding_of(self, layer: int) -> Sliding | None:
         """How a layer slides; None if it sees the whole context."""
         local = self.sliding is not None and (layer + 1) % self.sliding.period
         return self.sliding if local else None

@@ -47,7 +47,7 @@ class Sampling:
     the prompt's included. logit_bias: what is added to a token's logit, by id; -inf bans it. seed:
     the same seed gives the same text; None draws one.
 
-    Refuses a value outside its range, naming both.
+    Refuses a value outside its range, naming both, and a token with two biases.
     """
 
     temperature: float = 0.0
@@ -69,12 +69,18 @@ class Sampling:
         if self.seed is not None:
             seed = whole_number(self.seed, "seed", "10", high=LARGEST_SEED)
             object.__setattr__(self, "seed", seed)
-        biases = {
-            whole_number(token, "logit_bias of token", "10"): -math.inf
-            if bias == -math.inf
-            else _number(bias, f"logit_bias of token {token}", *BIAS, or_else=" or -inf")
-            for token, bias in _pairs(self.logit_bias).items()
-        }
+        biases: dict[int, float] = {}
+        for given, bias in _pairs(self.logit_bias):
+            token = whole_number(given, "logit_bias of token", "10")
+            value = _bias(bias, token)
+            if token in biases:
+                raise Refusal(
+                    "0.3",
+                    f"logit_bias gives token {token} twice, {biases[token]:g} and {value:g}; "
+                    "give it one bias",
+                    {"token": token, "biases": (biases[token], value)},
+                )
+            biases[token] = value
         object.__setattr__(self, "logit_bias", tuple(sorted(biases.items())))
 
     @property
@@ -91,9 +97,16 @@ class Sampling:
         return dataclasses.asdict(self) | {"logit_bias": biases}
 
 
-def _pairs(biases: object) -> dict[Any, Any]:
+def _bias(value: object, token: int) -> float:
+    if value == -math.inf:
+        return -math.inf
+    return _number(value, f"logit_bias of token {token}", *BIAS, or_else=" or -inf")
+
+
+def _pairs(biases: Any) -> list[tuple[Any, Any]]:
     try:
-        return dict(biases)  # type: ignore[call-overload, no-any-return]
+        pairs = biases.items() if isinstance(biases, Mapping) else biases
+        return [(token, bias) for token, bias in pairs]
     except (TypeError, ValueError):
         message = (
             f"logit_bias {biases!r} is no mapping; give biases by token id, such as {{42: -1}}"

@@ -100,12 +100,12 @@ class Tokenizer:
         hidden = not special and self._vocabulary.types[token] in (CONTROL, UNKNOWN)
         return b"" if hidden else self._bytes[token]
 
-    def stream(self, *, continues: bool = False) -> Stream:
+    def stream(self, *, continues: bool = False) -> CharacterStream:
         """Decodes token by token; the pieces joined are what `decode` gives.
 
         continues: the text goes on from an earlier one, so that a space in front of it is kept.
         """
-        return Stream(self, drop_space=self._vocabulary.space_prefix and not continues)
+        return CharacterStream(self, drop_space=self._vocabulary.space_prefix and not continues)
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends a generation: eos, eot, or a turn's end known by name."""
@@ -124,7 +124,7 @@ def _refuse_surrogates(text: str) -> None:
         ) from None
 
 
-class Stream:
+class CharacterStream:
     """Text of tokens as they come; characters appear whole."""
 
     def __init__(self, tokenizer: Tokenizer, *, drop_space: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ def parse_weights(text: str | KvFormat | None) -> KvFormat | None:
 class Planned:
     """One array to load: of one tensor, or of several stacked ones.
 
-    shape: of the whole, in elements.
+    shape: of the whole, in elements. stack: name of the stack that is left in its parts, if this is
+    one of them.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Planned:
     shape: tuple[int, ...]
     fmt: KvFormat
     origin: str
+    stack: str = ""
 
     @property
     def n_bytes(self) -> int:
@@ -86,12 +88,14 @@ def plan_weights(file: GgufFile, wanted: KvFormat | None) -> list[Planned]:
 
     A stack of which auto takes only some parts as they are is left in its parts.
     """
-    plan = []
+    plan: list[Planned] = []
     for name, tensors in _groups(file.tensor_names):
         n_as_they_are = sum(file.tensor_info(tensor).type == "Q8_0" for tensor in tensors)
         apart = wanted is None and 0 < n_as_they_are < len(tensors)
-        parts = [(t, (t,)) for t in tensors] if apart else [(name, tensors)]
-        plan += [_planned(file, *part, wanted) for part in parts]
+        if apart:
+            plan += [replace(_planned(file, t, (t,), wanted), stack=name) for t in tensors]
+        else:
+            plan.append(_planned(file, name, tensors, wanted))
     return plan
 
 
@@ -160,10 +164,11 @@ def load_weights(file: GgufFile, plan: list[Planned], *, progress: bool = False)
     for p in plan:
         array = arrays[p.name].view()
         array.flags.writeable = False
-        loaded[p.name] = Weight(array, p.fmt, p.origin) if array.ndim == 2 else array
-    for name, tensors in _groups(tuple(loaded)):
-        if len(tensors) > 1:
-            loaded[name] = tuple(loaded.pop(tensor) for tensor in tensors)
+        weight = Weight(array, p.fmt, p.origin) if array.ndim == 2 else array
+        if p.stack:
+            loaded[p.stack] = (*loaded.get(p.stack, ()), weight)
+        else:
+            loaded[p.name] = weight
     return loaded
 
 

@@ -10,7 +10,7 @@ the logits before them.
 from __future__ import annotations
 
 from minfer.perplexity.feeding import measure
-from minfer.perplexity.scores import Result, Scores, Versus, log_softmax, score, summarize
+from minfer.perplexity.scores import Result, Scores, Versus, score, summarize
 from minfer.perplexity.windows import DEFAULT_WINDOW, Window, cut
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Versus",
     "Window",
     "cut",
-    "log_softmax",
     "measure",
     "score",
     "summarize",

@@ -16,7 +16,7 @@ from minfer.pull.hub import HubFile
 from minfer.pull.packaged import MODELS, PackagedModel
 from minfer.pull.staging import place, staging
 
-__all__ = ["MODELS", "model_path", "pull", "resolve_model"]
+__all__ = ["MODELS", "model_path", "pull", "pulled_from_hub", "resolve_model"]
 
 
 def resolve_model(text: str) -> Path:
@@ -68,6 +68,11 @@ def pull(name: str, cache_dir: Path) -> Path:
             {"path": str(target)},
         ) from None
     return target
+
+
+def pulled_from_hub(cache_dir: Path) -> list[str]:
+    """The names of the hub's files that were pulled, in order."""
+    return sorted(map(str, HubFile.all_in(cache_dir / "models")))
 
 
 def _source(name: str) -> PackagedModel | HubFile:

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from minfer.errors import Refusal
 from minfer.models.gguf import open_gguf
 from minfer.pull.staging import require_free
 
 PREFIX = "hf:"
+FOLDER = "hf"  # below that of models
 FORM = "hf:OWNER/REPO:FILE.gguf"
 NAME = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+):(?P<file>[^:@\\\s]+\.gguf)(?:@(?P<revision>\S+))?", re.ASCII
@@ -49,7 +51,17 @@ class HubFile:
     def place(self) -> Path:
         """Where it lies below the folder of models; no two names share a place."""
         at = f"@{quote(self.revision, safe='')}" if self.revision else ""
-        return Path("hf", self.repo + at, self.file)
+        return Path(FOLDER, self.repo + at, self.file)
+
+    @classmethod
+    def all_in(cls, models: Path) -> Iterator[HubFile]:
+        """Those that lie below the folder of models."""
+        for path in (models / FOLDER).glob("*/*/**/*.gguf"):
+            owner, place, *file = path.relative_to(models / FOLDER).parts
+            repo, _, revision = place.partition("@")
+            found = cls(f"{owner}/{repo}", "/".join(file), unquote(revision) or None)
+            if NAME.fullmatch(str(found)) and found.is_good(path):  # else it was not pulled
+                yield found
 
     def is_good(self, path: Path) -> bool:
         """Whether the file is there; it was whole when it took its name."""

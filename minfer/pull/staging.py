@@ -13,7 +13,7 @@ from pathlib import Path
 from minfer.errors import Refusal
 from minfer.memory import human
 
-LEFT_AFTER = 24 * 3600  # seconds after which a pull's folder counts as left behind
+LEFT_AFTER = 24 * 3600  # seconds without a change, then a pull's folder counts as left behind
 
 
 @contextlib.contextmanager
@@ -22,7 +22,9 @@ def staging(models: Path) -> Iterator[Path]:
     models.mkdir(parents=True, exist_ok=True)
     for left in models.glob(".pull-*"):
         with contextlib.suppress(OSError):
-            if left.stat().st_mtime < time.time() - LEFT_AFTER:
+            # a long download changes its file only, and not the folder
+            changed = max(path.lstat().st_mtime for path in (left, *left.rglob("*")))
+            if changed < time.time() - LEFT_AFTER:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=models, prefix=".pull-") as folder:
         yield Path(folder)

@@ -33,6 +33,7 @@ ROTATE_CACHES = 8  # cold inputs rotate over this many last-level caches
 READ_ROTATIONS = 2  # and the read rate is that of twice as many bytes
 QUICK_ROTATE = 1 << 16
 MODEL = "smollm2"
+QUANTIZER = "llama-cpp-python"  # whose version ggml's column tells
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,14 +58,15 @@ def run(args: argparse.Namespace) -> None:
     device = Device.parse(args.device)
     if device.name != "cpu":
         raise Refusal("0.3", f"bench measures the cpu, not {device.name}", {"device": device.name})
-    if not 0 <= args.seconds < math.inf:
-        what = f"--seconds {args.seconds} is no time; give 0 or more"
+    rounds = whole_number(args.rounds, "--rounds", "10", low=1)
+    if not 0 < args.seconds < math.inf:
+        what = f"--seconds {args.seconds} is no time; give a finite number above 0"
         raise Refusal("10", what, {"seconds": args.seconds})
     if args.out is not None:
         refuse_place(args.out)
     options = Options(
         threads=whole_number(args.threads, "--threads", "10", low=1, high=THREADS_MAX),
-        rounds=QUICK_ROUNDS if args.quick else whole_number(args.rounds, "--rounds", "10", low=1),
+        rounds=QUICK_ROUNDS if args.quick else rounds,
         seconds=args.seconds,
         rotate=QUICK_ROTATE if args.quick else ROTATE_CACHES * last_level_cache(),
     )
@@ -137,19 +139,29 @@ def _take_rates(ours: Column, rates: dict[str, float], options: Options) -> None
 
 
 def with_file(case: Model, found: Sequence[Column], options: Options) -> Model:
-    """The case with its model file: the pulled one, or one that ggml's own tool makes of it."""
+    """The case with its model file: the pulled one, or one that ggml's own tool makes of it.
+
+    Made files are kept, one for each size of the pulled one and version of the tool. Without ggml
+    the one that is there is taken.
+    """
     source = resolve_model(MODEL)
     if case.weights == "q4_1":
         return replace(case, path=str(source))
-    target = settings.cache_dir() / "bench" / f"{source.stem}-{case.weights}.gguf"
-    if not target.exists():
-        ggml = next((c for c in found if c.name == "ggml" and not c.missing), None)
-        if ggml is None:
+    folder = settings.cache_dir() / "bench"
+    name = f"{source.stem}-{source.stat().st_size}-{case.weights}"
+    ggml = next((c for c in found if c.name == "ggml" and not c.missing), None)
+    if ggml is None:
+        kept = sorted(folder.glob(f"{name}-*.gguf"))
+        if len(kept) != 1:
             raise Refusal(
                 "0.3",
-                f"{target} is missing, and ggml, which makes it, is not there; use --peers",
-                {"path": str(target)},
+                f"{folder} has {len(kept)} files {name}-VERSION.gguf, and ggml, which makes them, "
+                "is not there to say which; use --peers",
+                {"path": str(folder), "files": [path.name for path in kept]},
             )
+        return replace(case, path=str(kept[0]))
+    target = folder / f"{name}-{ggml.versions[QUANTIZER]}.gguf"
+    if not target.exists():
         ggml.ask(
             ANSWER_SECONDS,
             do="requantize",
