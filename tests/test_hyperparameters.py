@@ -172,6 +172,7 @@ def test_another_scaling_of_rope_is_refused(
         (scaled({"type": 3}), "type' is 3 instead of text"),
         (scaled(YARN | {"original_context_length": None}), "scaling.original_context_length'"),
         (scaled(LLAMA3 | {"low_freq_factor": 4.0}), "low_freq_factor 4.0 is not below its high"),
+        (scaled(YARN | {"yarn_beta_slow": 32.0}), "yarn_beta_slow 32.0 is not below its yarn_beta"),
         ({"llama.rope.freq_base": 1.0}, "its rope.freq_base is 1.0 and must be above 1"),
     ],
 )

@@ -81,12 +81,20 @@ def _linear(keys: Keys) -> Linear:
     return Linear(keys.positive("rope.scaling.factor"))
 
 
-def _llama3(keys: Keys) -> Llama3:
-    low = keys.positive("rope.scaling.low_freq_factor")
-    high = keys.positive("rope.scaling.high_freq_factor")
-    if low >= high:
-        message = f"its low_freq_factor {low} is not below its high_freq_factor {high}"
+def _ordered(keys: Keys, low: str, high: str, *defaults: float) -> tuple[float, float]:
+    """Two keys of which the first is below the second. defaults: of both, if they have any."""
+    values = [
+        keys.positive(f"rope.scaling.{key}", *default)
+        for key, default in zip((low, high), [defaults[:1], defaults[1:]], strict=True)
+    ]
+    if values[0] >= values[1]:
+        message = f"its {low} {values[0]} is not below its {high} {values[1]}"
         raise damaged(keys.file.path, message)
+    return values[0], values[1]
+
+
+def _llama3(keys: Keys) -> Llama3:
+    low, high = _ordered(keys, "low_freq_factor", "high_freq_factor")
     factor = keys.positive("rope.scaling.factor")
     return Llama3(factor, low, high, keys.count("rope.scaling.original_context_length"))
 
@@ -97,12 +105,13 @@ def _yarn(keys: Keys) -> Yarn:
     if keys.positive("rope.scaling.yarn_ext_factor", 1.0) != 1:
         raise keys.unsupported("rope.scaling.yarn_ext_factor")
     temperature = keys.positive("rope.scaling.yarn_attn_factor", yarn_temperature(factor))
+    slow, fast = _ordered(keys, "yarn_beta_slow", "yarn_beta_fast", 1.0, 32.0)
     return Yarn(
         factor,
         keys.count("rope.scaling.original_context_length"),
         temperature * keys.positive("rope.scaling.attn_factor", 1.0),
-        keys.positive("rope.scaling.yarn_beta_fast", 32.0),
-        keys.positive("rope.scaling.yarn_beta_slow", 1.0),
+        fast,
+        slow,
     )
 
 
