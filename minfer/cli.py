@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from minfer import settings
 from minfer.errors import Refusal
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(refusal), refusal.exit_code)
     except BrokenPipeError:
         # The reader of our output went away; keep the interpreter's last flush quiet.
-        _discard_output()
+        _discard(sys.stdout)
         return 0
     except ModuleNotFoundError as missing:
         if missing.name not in OPTIONAL:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"{missing.name} is not installed; pip install 'minfer[cpu,models]'"
         return _complain(what, Refusal.exit_code)
     except OSError as error:
-        _discard_output()
+        _discard(sys.stdout)
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}", Refusal.exit_code)
     except KeyboardInterrupt:
@@ -73,17 +74,20 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _discard_output() -> None:
+def _discard(stream: TextIO) -> None:
+    """Let what the stream still holds go nowhere; its last flush would change the exit code."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _complain(what: str, code: int, before: str = "") -> int:
     """One line on stderr, whatever the message holds."""
     line = " ".join(what.split())
     shown = line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 2 :]}"
-    with contextlib.suppress(OSError):  # stderr may be full as well
+    try:
         print(f"{before}minfer: {shown}", file=sys.stderr)
+    except OSError:  # full as well
+        _discard(sys.stderr)
     return code
 
 
