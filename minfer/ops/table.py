@@ -53,6 +53,18 @@ OPS: dict[str, Op] = {
             formats=CELLS,
         ),
         Op("store_cells", ("region", "rows", "cells"), ("fmt",), "rows into cells", CELLS),
+        Op(
+            "move_cells",
+            ("region", "moves"),
+            (),
+            "cells of (src, dst, rows), move after move, each like memmove",
+        ),
+        Op(
+            "map_q8_0_cells",
+            ("region", "cells", "cos", "sin"),
+            ("pairing",),
+            "dequantize cells, rotate every head by one table row, quantize",
+        ),
         Op("quantize_q8_0", ("rows",), (), "f32 rows to canonical q8_0 cells"),
         Op("dequantize_q8_0", ("cells",), ("n",), "canonical q8_0 cells to n f32 each"),
         Op("dot_q8_0", ("a", "b"), ("n",), "row by row product of two sets of q8_0 cells"),
