@@ -176,8 +176,9 @@ class Checked:
         assert impossible is None, f"{name} is not refused: {impossible}"
         self.tally[name, "done"] += 1
         self.contents, self.layout = contents, layout
-        for event in layout.present() if layout is not None else ():
-            self.tally[event, "after a call"] += 1
+        if layout is not None:
+            self.tally.update({(event, "seen"): n for event, n in layout.events.items()})
+            layout.events.clear()
         self.check()
         if layout is not None and compare is not None:
             compare(wanted, answer)
