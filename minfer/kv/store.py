@@ -5,6 +5,7 @@ Contract 5. Tables are `cells.CellTables`; bytes live in regions of the device's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -32,7 +33,8 @@ class KvStore:
 
     A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
     None for MINFER_CACHE_TYPE and then the device's default (contract 3). threads: workers of
-    every kernel call, None for the variant's own.
+    every kernel call, None for the variant's own. sanitize: see `sanitizer`; None for
+    MINFER_SANITIZE_CELLS.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class KvStore:
         cache_type: str | KvFormat | None = None,
         device: str | Device = "cpu",
         threads: int | None = None,
+        sanitize: bool | None = None,
     ) -> None:
         self.n_layer = whole_number(n_layer, "n_layer", "10", low=1)
         self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
@@ -71,7 +74,9 @@ class KvStore:
         memory.require({f"{self.fmt} cells": cells, "tables": TABLE_BYTES * self.n_ctx})
         self._tables = CellTables(self.n_ctx)
         shape = (self.fmt, self.n_ctx, self.n_head_kv, self.head_dim)
-        regions: list[Region] = self._kernels.empty_regions(2 * self.n_layer, *shape)
+        self.sanitize = settings.flag("MINFER_SANITIZE_CELLS") if sanitize is None else sanitize
+        fill = math.nan if self.sanitize else 0.0
+        regions: list[Region] = self._kernels.empty_regions(2 * self.n_layer, *shape, fill)
         self._regions = list(zip(regions[::2], regions[1::2], strict=True))
 
     @staticmethod
@@ -106,6 +111,10 @@ class KvStore:
     def has(self, seq: int) -> bool:
         """Whether `seq` holds a run."""
         return self._tables.has(seq)
+
+    def sequences(self) -> list[int]:
+        """Ids of all sequences that hold a run, ascending."""
+        return sorted(self._tables._entries)
 
     def cap(self, seq: int) -> int:
         """Number of positions `seq` has cells for."""
