@@ -71,14 +71,15 @@ class Place:
         return self.span.position + self.cell - self.span.cell
 
     def __str__(self) -> str:
-        owner = "an orphan" if self.owner is None else f"of sequence {self.owner}"
-        others = [seq for seq in self.readers if seq != self.owner]
-        read = f", read by {', '.join(map(str, others))}" if others else ""
-        span = f"{self.span.length} from position {self.span.position} at cell {self.span.cell}"
-        row = (
-            f"position {self.position}" if self.readers else f"position {self.position}, unwritten"
+        whose = f"orphan run {self.run}"
+        if self.owner is not None:
+            whose = f"sequence {self.owner}, run {self.run}"
+        others = ", ".join(str(seq) for seq in self.readers if seq != self.owner)
+        first, cell, length = self.span
+        return (
+            f"{'' if self.readers else 'unwritten '}position {self.position} of {whose}"
+            f"{others and ', read by '}{others}; span: {length} from position {first}, cell {cell}"
         )
-        return f"{row} of run {self.run}, {owner}{read}; its span: {span}"
 
 
 def check(store: KvStore, plan: Plan, attended: Attended, out: Any) -> None:
@@ -177,8 +178,7 @@ def _from_a_cell(store: KvStore, plan: Plan, attended: Attended, culprit: Culpri
     place = place_of(store, plan, cell)
     why = "outside the window: the variant must not read it"
     if inside:
-        fmt = attended.regions[0].fmt
-        why = f"inside the window: store rows that are finite as {fmt}, or store them at all"
+        why = f"inside the window: store a row that is finite in {store.fmt}"
     facts |= {"which": culprit.which, "cell": cell, "inside": inside}
     if place is not None:
         facts |= {"run": place.run, "owner": place.owner, "readers": place.readers}
