@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,7 +197,7 @@ def test_an_interrupt_between_any_two_lines_leaves_the_store_usable() -> None:
 
 @contextmanager
 def interrupted_at(line: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the given line event inside minfer/kv, once."""
+    """Send SIGINT before the given line event inside minfer/kv, once."""
     left = line
 
     def trace(frame: FrameType, event: str, _arg: object) -> object:
@@ -206,7 +207,7 @@ def interrupted_at(line: int) -> Iterator[None]:
         if event == "line":
             left -= 1
             if left == 0:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
         return trace
 
     before = sys.gettrace()
