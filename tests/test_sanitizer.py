@@ -26,7 +26,6 @@ from minfer import Engine, KvStore, registry
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kv import sanitizer
-from minfer.kv.runs import Entry, Share
 from minfer.ops import Config, variant
 from minfer.window import Int32
 
@@ -217,8 +216,7 @@ def test_runs_are_held_to_their_ends_as_well(cache_type: str, kind: str) -> None
     for seq, cap in ((8, 3), (1, 6), (2, 9)):
         store.reserve(seq, cap)
     forward(store, tokens((1, 0, 5)))
-    store._tables._entries[2] = Entry(2, 4, Share(1, 4))
-    store.check()
+    store.share_prefix(1, 2, 4)
     batch = tokens((2, 4, 3), (1, 5, 1), kind=kind)
     facts = found(store, "sees cells [3, 7), [9, 12)", batch=batch, variant="past")
     assert (facts["variant"], facts["row"], facts["seq"]) == ("attn_map_past", 2, 2)
@@ -233,6 +231,11 @@ def test_runs_are_held_to_their_ends_as_well(cache_type: str, kind: str) -> None
     facts = found(store, "V cell 5 (position 2 of sequence 1, run 1, read by 2;", batch=batch)
     assert (facts["inside"], facts["owner"], facts["readers"]) == (True, 1, (1, 2))
     assert (facts["cell_position"], facts["span"]) == (2, (0, 3, 6))
+    store.release(1)
+    facts = found(store, "V cell 5 (position 2 of orphan run 1, read by 2; span: 4", batch=batch)
+    assert (facts["owner"], facts["readers"], facts["span"]) == (None, (2,), (0, 3, 4))
+    facts = found(store, "K cell 2 (unwritten", batch=batch, variant="below")
+    assert facts["owner"] == 8
 
 
 def damage(store: KvStore, layer: int, which: str, cell: int) -> None:
