@@ -7,13 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from minfer.errors import Refusal
-from minfer.kv.cells import CellTables
+from minfer.kv.sequences import Sequences
 from minfer.kv.store import KvStore
 
 
-def refused(
-    held: CellTables | KvStore | None, rule: str, call: Callable[[], object], *words: str
-) -> Refusal:
+def refused(held: Sequences | None, rule: str, call: Callable[[], object], *words: str) -> Refusal:
     """The refusal of `call`, which cites `rule`, says `words` and changed nothing in `held`."""
     before = state(held)
     with pytest.raises(Refusal) as caught:
@@ -25,7 +23,7 @@ def refused(
     return caught.value
 
 
-def state(held: CellTables | KvStore | None) -> object:
+def state(held: Sequences | None) -> object:
     """Tables and bytes, to compare."""
     if held is None:
         return None

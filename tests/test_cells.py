@@ -6,20 +6,20 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cell_tables import feed
+from cell_tables import Tables, feed
 from refusals import refused
 
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
-from minfer.kv.cells import CellTables, Slot
 from minfer.kv.runs import (
     FREE,
     Entry,
+    Slot,
 )
 
 
 def test_reserve_takes_the_lowest_free_run_that_fits() -> None:
-    tables = CellTables(16)
+    tables = Tables(16)
     assert tables.reserve(5, 4) == Slot(seq=5, run=0, start=0, cap=4)
     assert tables.reserve(6, 3) == Slot(6, 1, 4, 3)
     assert tables.reserve(7, 5) == Slot(7, 2, 7, 5)
@@ -31,7 +31,7 @@ def test_reserve_takes_the_lowest_free_run_that_fits() -> None:
 
 
 def test_reserving_again_keeps_the_run_and_a_larger_cap_is_refused() -> None:
-    tables = CellTables(16)
+    tables = Tables(16)
     slot = tables.reserve(5, 4)
     digest, generation = tables.digest(), tables.generation
     assert tables.reserve(5, 4) == slot
@@ -43,7 +43,7 @@ def test_reserving_again_keeps_the_run_and_a_larger_cap_is_refused() -> None:
 
 
 def test_no_room_names_free_and_largest() -> None:
-    tables = CellTables(10)
+    tables = Tables(10)
     for seq, cap in ((1, 3), (2, 4), (3, 3)):
         tables.reserve(seq, cap)
     tables.release(1)
@@ -54,7 +54,7 @@ def test_no_room_names_free_and_largest() -> None:
 
 
 def test_release_joins_neighbours_on_both_sides() -> None:
-    tables = CellTables(12)
+    tables = Tables(12)
     for seq in range(4):
         tables.reserve(seq, 3)
     tables.release(0)
@@ -68,40 +68,40 @@ def test_release_joins_neighbours_on_both_sides() -> None:
 
 @pytest.mark.parametrize("seq", [-1, 2**31, True, 1.0, "1", None])
 def test_bad_sequence_ids(seq: object) -> None:
-    tables = CellTables(4)
+    tables = Tables(4)
     refused(tables, "5.2", lambda: tables.reserve(seq, 1))
 
 
 @pytest.mark.parametrize("cap", [0, -1, True, 2.0, None])
 def test_bad_caps(cap: object) -> None:
-    tables = CellTables(4)
+    tables = Tables(4)
     refused(tables, "5.2", lambda: tables.reserve(1, cap))
 
 
 @pytest.mark.parametrize("n_ctx", [0, -3, True, 4.0])
 def test_bad_arenas(n_ctx: object) -> None:
     with pytest.raises(Refusal) as caught:
-        CellTables(n_ctx)
+        Tables(n_ctx)
     assert caught.value.rule == "10"
     assert repr(n_ctx) in caught.value.message
 
 
 def test_numpy_integers_name_the_same_sequence() -> None:
-    tables = CellTables(8)
+    tables = Tables(8)
     tables.reserve(np.int64(3), np.uint8(4))
     assert tables.written(3) == 0
     assert tables.cap(np.int32(3)) == 4
 
 
 def test_unknown_sequences_are_refused_everywhere() -> None:
-    tables = CellTables(8)
+    tables = Tables(8)
     tables.reserve(1, 4)
     for call in (
         lambda: tables.release(2),
         lambda: tables.truncate(2, 0),
         lambda: tables.spans(2),
         lambda: tables.written(2),
-        lambda: tables.written_cells(2),
+        lambda: tables.tables.written_cells(2),
         lambda: tables.plan(Batch([1, 2], [0, 0], "prefill")),
     ):
         assert refused(tables, "2.5", call).facts == {"seq": 2}
@@ -110,21 +110,21 @@ def test_unknown_sequences_are_refused_everywhere() -> None:
 
 
 def test_truncate_keeps_the_first_rows() -> None:
-    tables = CellTables(8)
+    tables = Tables(8)
     tables.reserve(1, 6)
     feed(tables, 1, 5)
-    assert tables.written_cells(1) == (range(5),)
+    assert tables.tables.written_cells(1) == (range(5),)
     tables.truncate(1, 2)
     assert tables.written(1) == 2
-    assert tables.written_cells(1) == (range(2),)
+    assert tables.tables.written_cells(1) == (range(2),)
     for rows in (3, -1, 1.0):
         refused(tables, "5.11", partial(tables.truncate, 1, rows))
     tables.truncate(1, 0)
-    assert tables.written_cells(1) == ()
+    assert tables.tables.written_cells(1) == ()
 
 
 def test_statistics() -> None:
-    tables = CellTables(20)
+    tables = Tables(20)
     tables.reserve(1, 6)
     tables.reserve(2, 4)
     tables.reserve(3, 5)
@@ -139,16 +139,16 @@ def test_statistics() -> None:
 
 
 def test_check_sees_a_free_list_that_is_wrong() -> None:
-    tables = CellTables(8)
+    tables = Tables(8)
     tables.reserve(1, 4)
-    tables._free.take(4, 1)
+    tables.tables.free.take(4, 1)
     with pytest.raises(AssertionError, match="free list says"):
         tables.check()
 
 
 def test_check_reports_what_problems_finds() -> None:
-    tables = CellTables(8)
+    tables = Tables(8)
     tables.reserve(1, 4)
-    tables._entries[1] = Entry(0, 5)
+    tables.tables.entries[1] = Entry(0, 5)
     with pytest.raises(AssertionError, match="holds 5 rows"):
         tables.check()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cell_tables import Tables, feed
 
 from minfer import window
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
-from minfer.kv.cells import CellTables
-from minfer.kv.plan import make_plan, store_cells_of
+from minfer.kv.plan import store_cells_of
 from minfer.kv.runs import (
     FREE,
     Entry,
@@ -47,12 +47,26 @@ def test_spans_owners_and_rows_with_an_orphan() -> None:
     assert rows_read(entries.values()) == {0: 4, 1: 1, 2: 3}
 
 
-def test_a_sequence_truncated_into_its_share_has_no_private_rows() -> None:
-    runs = {0: Run(0, 0, 4, A), 1: Run(1, 4, 4, B)}
-    entry = Entry(1, 2, Share(0, 4))
-    assert entry.private_rows == 0
-    assert written_cells(entry, runs) == (range(0, 2),)
-    assert rows_read([entry]) == {1: 0, 0: 4}
+def shared() -> Tables:
+    """A holds 4 rows at [0, 4), B shares them and has cells [4, 8)."""
+    tables = Tables(16)
+    tables.reserve(A, 4)
+    tables.reserve(B, 4)
+    feed(tables, A, 4)
+    tables.share_prefix(A, B, 4)
+    return tables
+
+
+def test_a_share_shrinks_with_a_sequence_truncated_into_it() -> None:
+    tables = shared()
+    feed(tables, B, 2)
+    tables.truncate(B, 2)
+    assert tables.tables.entries[B] == Entry(1, 2, Share(0, 2))
+    assert tables.rows(B) == [(A, 0), (A, 1)]
+    assert tables.cap(B) == 6
+    tables.truncate(B, 0)
+    assert tables.tables.entries[B] == Entry(1)
+    tables.check()
 
 
 def test_the_rows_of_a_run_are_the_most_that_anybody_reads() -> None:
@@ -62,24 +76,19 @@ def test_the_rows_of_a_run_are_the_most_that_anybody_reads() -> None:
 
 
 def test_the_cap_of_a_sharer_counts_its_share() -> None:
-    tables = CellTables(8)
-    tables.reserve(A, 4)
-    tables.reserve(B, 3)
-    tables._entries[B] = Entry(1, 4, Share(0, 4))
-    tables._entries[A] = Entry(0, 4)
+    tables = shared()
     tables.check()
-    assert (tables.cap(A), tables.cap(B)) == (4, 7)
-    assert tables.spans(B) == [(0, 0, 4), (4, 4, 3)]
+    assert (tables.cap(A), tables.cap(B)) == (4, 8)
+    assert tables.spans(B) == [(0, 0, 4), (4, 4, 4)]
 
 
 def test_a_plan_over_a_sharer_reads_runs_and_stores_above_the_share() -> None:
-    runs = {0: Run(0, 0, 4, A), 1: Run(1, 4, 4, B)}
-    entries = {A: Entry(0, 4), B: Entry(1, 5, Share(0, 4))}
-    plan = make_plan(Batch([A, B], [4 - 1, 5], "decode"), 7, entries, runs)
-    assert plan.mode is WindowMode.RUNS
-    assert plan.cells == (range(3, 4), range(5, 6))
-    alone = make_plan(Batch([B], [5], "decode"), 7, entries, runs)
+    tables = shared()
+    feed(tables, B, 1)
+    alone = tables.plan(Batch([B], [5], "decode"))
     assert alone.mode is WindowMode.RUNS, "a share of the run at cell 0 is not causal"
+    assert alone.cells == (range(5, 6),)
+    assert alone.moves == ()
 
 
 def test_the_resolver_refuses_a_position_inside_a_share() -> None:
@@ -105,12 +114,14 @@ def test_contradictions_are_found() -> None:
     for n_ctx, bad_runs, bad_entries, message in (
         (7, runs, sound, "leaves the arena of 7"),
         (8, {0: Run(0, 0, 5, A), 1: runs[1]}, sound, "inside run 0"),
-        (8, {**runs, 2: Run(2, 2, 1, None)}, sound, "no owner and no reader"),
+        (8, {**runs, 2: Run(2, 2, 1, None)}, sound, "no owner and 1 cells, of which 0 are read"),
         (8, runs, {A: Entry(0, 5), B: Entry(1)}, "holds 5 rows"),
         (8, runs, {A: Entry(0, 4)}, "belongs to sequence 2, which is unknown"),
         (8, runs, {A: Entry(0), B: Entry(0)}, "does not own it"),
-        (8, runs, {A: Entry(0), B: Entry(1, 0, Share(0, 5))}, "holds 5 rows"),
-        (8, runs, {A: Entry(0), B: Entry(1, 0, Share(1, 1))}, "unknown or its own"),
+        (8, runs, {A: Entry(0), B: Entry(1, 5, Share(0, 5))}, "holds 5 rows"),
+        (8, runs, {A: Entry(0), B: Entry(1, 3, Share(0, 4))}, "shares 4 rows and reads 3"),
+        (8, {**runs, 2: Run(2, 8, 3, None)}, sound, "leaves the arena"),
+        (8, runs, {A: Entry(0), B: Entry(1, 1, Share(1, 1))}, "unknown or its own"),
         (8, runs, {A: Entry(0), B: Entry(1, 0, Share(0, 0))}, "shares 0 rows"),
     ):
         assert any(message in found for found in problems(n_ctx, bad_runs, bad_entries)), message

@@ -17,7 +17,6 @@ from stores import (
     tokens,
 )
 
-from minfer.kv.runs import Entry, Share
 from minfer.kv.store import KvStore
 from minfer.window import WindowMode
 
@@ -77,11 +76,9 @@ def test_a_shared_prefix_reads_as_rows_of_its_own(cache_type: str, kind: str) ->
     store.reserve(1, 6)
     store.reserve(2, 9)
     forward(store, tokens((1, 0, 5)))
-    store._tables._entries[2] = Entry(2, 4, Share(1, 4))
-    store.check()
-    alone.reserve(1, 20)
-    forward(alone, tokens((1, 0, 4)))
-    alone._tables._entries[2] = alone._tables._entries.pop(1)
+    store.share_prefix(1, 2, 4)
+    alone.reserve(2, 20)
+    alone.import_rows(2, *(store.export(1, 0, which)[None, :4] for which in "kv"))
     for batch in (tokens((2, 4, 3), kind=kind), tokens((2, 7, 2), kind=kind)):
         q, k, v = batch_rows(batch)
         with store.step(batch) as step:

@@ -6,9 +6,7 @@ so host copies are plain reads. Numba is imported by the submodules, not here.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -88,21 +86,6 @@ def decode_cells(region: Region, cells: Int32) -> Floats:
     from minfer.kernels_numba.cells import load_cells
 
     return load_cells(region, cells, threads=1)
-
-
-def copy_rows(region: Region, moves: Iterable[tuple[int, int, int]]) -> None:
-    """Copy n cells from src to dst for every (dst, src, n), in order, each like memmove."""
-    moves = list(moves)
-    for dst, src, n in moves:
-        if min(dst, src, n) < 0 or max(dst, src) + n > region.n_cells:
-            raise Refusal(
-                "5.6",
-                f"{n} cells from {src} to {dst} do not lie in {region.n_cells} cells",
-                {"dst": dst, "src": src, "n": n, "n_cells": region.n_cells},
-            )
-    base, width = region.arrays[0].ctypes.data, region.row_bytes
-    for dst, src, n in moves:
-        ctypes.memmove(base + dst * width, base + src * width, n * width)
 
 
 def environment() -> dict[str, str]:

@@ -1,21 +1,23 @@
 """The tables of a cell store: who owns which cells, and what is readable (contract 5).
 
-Pure bookkeeping without arrays: every call checks first and changes afterwards, so one that
-refuses leaves the tables as they were.
+Pure bookkeeping without arrays. Operations are planned elsewhere, as values; `install` is the one
+place that changes anything.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
-from minfer.kv.batch import Batch
+from minfer.kv.change import Change
 from minfer.kv.checks import sequence_id, whole_number
 from minfer.kv.free import FreeCells
-from minfer.kv.plan import Plan, known, make_plan
+from minfer.kv.readers import Readers
 from minfer.kv.runs import (
+    Counts,
     Entry,
-    Move,
     Run,
     Slot,
     Stats,
@@ -27,13 +29,15 @@ from minfer.kv.runs import (
 )
 from minfer.window import CellSpan
 
-__all__ = ["CellTables", "Move", "Slot", "Stats"]
+if TYPE_CHECKING:
+    from minfer.kv.plan import Plan
 
 
 class CellTables:
     """Runs and sequences of one arena of `n_ctx` cells; the same for all layers.
 
-    `generation` rises with every change, so that a plan made before it is known to be stale.
+    runs, entries, free, readers, counts: for planners to read. generation: rises with every
+    change, so that a plan made before it is known to be stale.
     """
 
     def __init__(self, n_ctx: int) -> None:
@@ -41,190 +45,74 @@ class CellTables:
             n_ctx, "n_ctx", "10", low=1, way_out="a store needs a cell for every token it keeps"
         )
         self.generation = 0
-        self._runs: dict[int, Run] = {}
-        self._entries: dict[int, Entry] = {}
-        self._free = FreeCells(self.n_ctx)
-        self._next_run = 0
+        self.runs: dict[int, Run] = {}
+        self.entries: dict[int, Entry] = {}
+        self.free = FreeCells(self.n_ctx)
+        self.readers = Readers()
+        self.counts = Counts()
+        self.next_run = 0
         self._open: Plan | None = None
+        self._broken: BaseException | None = None
 
-    def reserve(self, seq: int, cap: int) -> Slot:
-        """Cells for `cap` positions of `seq`: the lowest free run that holds them (5.2).
-
-        A sequence that holds `cap` cells or more keeps its run.
-        """
-        seq = sequence_id(seq)
-        cap = whole_number(cap, "cap", "5.2", low=1)
-        self._refuse_while_open("reserve")
-        entry = self._entries.get(seq)
-        if entry is not None:
-            run = self._runs[entry.run]
-            if cap > run.cap:
-                raise Refusal(
-                    "5.2",
-                    f"sequence {seq} holds {run.cap} cells and asks for {cap}; "
-                    "a larger run is a matter for resize",
-                    {"seq": seq, "cap": run.cap, "asked": cap},
-                )
-            return Slot(seq, run.id, run.start, run.cap)
-        start = self._free.first_fit(cap)
-        if start is None:
-            raise self._no_room(seq, cap)
-        self._free.take(start, cap)
-        run = Run(self._next_run, start, cap, owner=seq)
-        self._next_run += 1
-        self._runs[run.id] = run
-        self._entries[seq] = Entry(run.id)
-        self.generation += 1
-        return Slot(seq, run.id, start, cap)
-
-    def _no_room(self, seq: int, cap: int) -> Refusal:
-        free, largest = self._free.cells, self._free.largest
-        return Refusal(
-            "5.2",
-            f"sequence {seq} asks for {cap} cells in a row; of {self.n_ctx}, {free} are free, "
-            f"the largest run {largest}; release a sequence or ask for {largest} or fewer",
-            {"seq": seq, "asked": cap, "free": free, "largest": largest, "n_ctx": self.n_ctx},
-        )
-
-    def release(self, seq: int) -> None:
-        """Forget `seq` and free its run (5.2)."""
-        seq, entry = self._known(seq)
-        self._refuse_while_open("release")
-        run = self._runs.pop(entry.run)
-        del self._entries[seq]
-        self._free.give(run.start, run.cap)
+    def install(self, change: Change) -> None:
+        """Make `change` so; one that was planned on other tables is refused (5.5)."""
+        self.refuse_stale(change)
+        if change.is_empty:
+            return
+        for run_id in change.runs:
+            if run_id in self.runs:
+                gone = self.runs.pop(run_id)
+                self.free.give(gone.start, gone.cap)
+        for run in change.runs.values():
+            if run is not None:
+                self.free.take(run.start, run.cap)
+                self.runs[run.id] = run
+                self.next_run = max(self.next_run, run.id + 1)
+        for seq, entry in change.entries.items():
+            before = self.entries.pop(seq, None)
+            self.readers.replace(*(one.share if one else None for one in (before, entry)))
+            if entry is not None:
+                self.entries[seq] = entry
+        self.counts = change.counts
         self.generation += 1
 
-    def truncate(self, seq: int, rows: int) -> None:
-        """Keep the first `rows` positions of `seq`; tables only (5.11)."""
-        seq, entry = self._known(seq)
-        rows = whole_number(
-            rows,
-            f"rows of sequence {seq}",
-            "5.11",
-            high=entry.written,
-            way_out=f"it has {entry.written} rows to keep",
-        )
-        self._refuse_while_open("truncate")
-        self._entries[seq] = Entry(entry.run, rows, entry.share)
-        self.generation += 1
-
-    def plan(self, batch: Batch) -> Plan:
-        """What `batch` would do (5.5); changes nothing."""
-        self._refuse_while_open("a second step")
-        return make_plan(batch, self.generation, self._entries, self._runs)
-
-    def apply(self, plan: Plan) -> None:
-        """Open the step of `plan`: rows from each group's first position on become unreadable."""
-        self._refuse_while_open("a second step")
-        if plan.generation != self.generation:
-            raise Refusal(
-                "5.5",
-                f"a plan of generation {plan.generation} is stale, the store is at generation "
-                f"{self.generation}; plan the batch again",
-                {"plan": plan.generation, "store": self.generation},
-            )
+    def open(self, plan: Plan) -> None:
+        """The step of `plan` is open, its beginning installed."""
         self._open = plan
-        self._install(plan, plan.during)
+
+    def poison(self, error: BaseException) -> None:
+        """Refuse everything from now on: `error` came while cells were being changed."""
+        self._broken = error
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""
         if plan is not self._open:
-            raise Refusal("5.5", "this plan is not the open step of the store; apply it first")
-        self._install(plan, plan.after)
+            raise Refusal("5.5", "this plan is not the open step of the store; open it first")
         self._open = None
-
-    def rollback(self, plan: Plan) -> None:
-        """If `plan` is still open, end it badly: its groups are truncated to their first position.
-
-        Safe to repeat, and after a commit that was interrupted.
-        """
-        if plan is self._open:
-            self._install(plan, plan.during)
-            self._open = None
-
-    def _install(self, plan: Plan, entries: tuple[Entry, ...]) -> None:
-        self._entries.update(
-            (group.seq, entry) for group, entry in zip(plan.groups, entries, strict=True)
-        )
+        for group, entry in zip(plan.groups, plan.after, strict=True):
+            self.entries[group.seq] = entry
         self.generation += 1
 
-    def spans(self, seq: int) -> list[CellSpan]:
-        """Where positions of `seq` lie, in position order; the own run counts in full.
+    def abort(self, plan: Plan) -> bool:
+        """If `plan` is still open, end it badly: its groups stay cut at their first position."""
+        was_open = plan is self._open
+        if was_open:
+            self._open = None
+        return was_open
 
-        `written(seq)` says up to where they may be read.
-        """
-        return list(span_list(self._known(seq)[1], self._runs))
+    def refuse_stale(self, change: Change) -> None:
+        """Refuse a change that was planned on other tables."""
+        if change.generation != self.generation:
+            raise Refusal(
+                "5.5",
+                f"a plan of generation {change.generation} is stale, the store is at generation "
+                f"{self.generation}; plan it again",
+                {"plan": change.generation, "store": self.generation},
+            )
 
-    def has(self, seq: int) -> bool:
-        """Whether `seq` holds a run."""
-        return sequence_id(seq) in self._entries
-
-    def cap(self, seq: int) -> int:
-        """Number of positions `seq` has cells for: its share and its own run."""
-        entry = self._known(seq)[1]
-        return entry.base + self._runs[entry.run].cap
-
-    def written(self, seq: int) -> int:
-        """Number of readable rows of `seq`."""
-        return self._known(seq)[1].written
-
-    def written_cells(self, seq: int) -> tuple[range, ...]:
-        """Cells of the readable rows of `seq`, in position order."""
-        return written_cells(self._known(seq)[1], self._runs)
-
-    def owners(self) -> list[int]:
-        """The run id of every cell, FREE (-1) where there is none."""
-        return owner_table(self._runs.values(), self.n_ctx)
-
-    def stats(self) -> Stats:
-        """Counts of the whole store (5.9)."""
-        return Stats(
-            n_ctx=self.n_ctx,
-            reserved=self.n_ctx - self._free.cells,
-            written=sum(rows_read(self._entries.values()).values()),
-            free_cells=self._free.cells,
-            free_runs=self._free.count,
-            largest_free_run=self._free.largest,
-            sequences=len(self._entries),
-        )
-
-    def digest(self) -> str:
-        """A hash of everything the tables hold, generation aside; equal tables, equal digest."""
-        held = (
-            self.n_ctx,
-            sorted(self._runs.items()),
-            sorted(self._entries.items()),
-            self._free.runs(),
-            self._next_run,
-            self._open is not None,
-        )
-        return hashlib.blake2b(repr(held).encode(), digest_size=16).hexdigest()
-
-    def check(self) -> None:
-        """Raise AssertionError with every contradiction in the tables (a test's tool)."""
-        found = problems(self.n_ctx, self._runs, self._entries)
-        free, cell = [], 0
-        for run in sorted(self._runs.values(), key=lambda r: r.start):
-            if run.start > cell:
-                free.append((cell, run.start - cell))
-            cell = run.end
-        if cell < self.n_ctx:
-            free.append((cell, self.n_ctx - cell))
-        if free != self._free.runs():
-            found.append(f"free runs are {free} and the free list says {self._free.runs()}")
-        if self._free.cells != sum(n for _, n in free):
-            found.append(f"{self._free.cells} cells are counted free of {free}")
-        if self._free.largest != max((n for _, n in free), default=0):
-            found.append(f"the largest of {free} is not {self._free.largest}")
-        if found:
-            raise AssertionError("; ".join(found))
-
-    def _known(self, seq: int) -> tuple[int, Entry]:
-        seq = sequence_id(seq)
-        return seq, known(self._entries, seq)
-
-    def _refuse_while_open(self, what: str) -> None:
+    def refuse_while_open(self, what: str) -> None:
+        """Refuse any other change while a step is open."""
+        self._refuse_broken()
         if self._open is not None:
             seqs = [group.seq for group in self._open.groups]
             raise Refusal(
@@ -232,3 +120,103 @@ class CellTables:
                 f"{what} has to wait: a step over sequences {seqs} is open; end its block first",
                 {"open": seqs},
             )
+
+    def _refuse_broken(self) -> None:
+        if self._broken is not None:
+            raise Refusal(
+                "5.5",
+                f"the store is lost: {self._broken!r} came while its cells were being changed; "
+                "make another",
+                {"error": repr(self._broken)},
+            )
+
+    def known(self, seq: int) -> Entry:
+        """The entry of a sequence; one that holds no run is refused (2.5)."""
+        self._refuse_broken()
+        seq = sequence_id(seq)
+        entry = self.entries.get(seq)
+        if entry is None:
+            message = f"sequence {seq} is unknown to the store; reserve cells for it first"
+            raise Refusal("2.5", message, {"seq": seq})
+        return entry
+
+    def has(self, seq: int) -> bool:
+        """Whether `seq` holds a run."""
+        return sequence_id(seq) in self.entries
+
+    def slot(self, seq: int) -> Slot:
+        """The run that `seq` owns."""
+        run = self.runs[self.known(seq).run]
+        return Slot(sequence_id(seq), run.id, run.start, run.cap)
+
+    def spans(self, seq: int) -> list[CellSpan]:
+        """Where positions of `seq` lie, in position order; the own run counts in full.
+
+        `written` says up to where they may be read.
+        """
+        return list(span_list(self.known(seq), self.runs))
+
+    def cap(self, seq: int) -> int:
+        """Number of positions `seq` has cells for: its share and its own run."""
+        entry = self.known(seq)
+        return entry.base + self.runs[entry.run].cap
+
+    def written(self, seq: int) -> int:
+        """Number of readable rows of `seq`."""
+        return self.known(seq).written
+
+    def written_cells(self, seq: int) -> tuple[range, ...]:
+        """Cells of the readable rows of `seq`, in position order."""
+        return written_cells(self.known(seq), self.runs)
+
+    def read_cells(self) -> set[int]:
+        """Every cell that holds a row which somebody reads."""
+        read = rows_read(self.entries.values())
+        starts = {run_id: self.runs[run_id].start for run_id in read}
+        return {starts[run_id] + i for run_id, rows in read.items() for i in range(rows)}
+
+    def owners(self) -> list[int]:
+        """The run id of every cell, FREE (-1) where there is none."""
+        return owner_table(self.runs.values(), self.n_ctx)
+
+    def stats(self) -> Stats:
+        """Counts of the whole store (5.9)."""
+        orphaned = sum(run.cap for run in self.runs.values() if run.owner is None)
+        return Stats(
+            n_ctx=self.n_ctx,
+            reserved=self.n_ctx - self.free.cells - orphaned,
+            shared=sum(max(counts) for _, counts in self.readers.items()),
+            orphaned=orphaned,
+            written=sum(rows_read(self.entries.values()).values()),
+            free_cells=self.free.cells,
+            free_runs=self.free.count,
+            largest_free_run=self.free.largest,
+            sequences=len(self.entries),
+            **asdict(self.counts),
+        )
+
+    def digest(self) -> str:
+        """A hash of everything the tables hold, generation aside; equal tables, equal digest."""
+        held = (
+            self.n_ctx,
+            sorted(self.runs.items()),
+            sorted(self.entries.items()),
+            self.free.runs(),
+            self.readers.items(),
+            self.counts,
+            self.next_run,
+            self._open is not None,
+        )
+        return hashlib.blake2b(repr(held).encode(), digest_size=16).hexdigest()
+
+    def check(self) -> None:
+        """Raise AssertionError with every contradiction in the tables (a test's tool)."""
+        found = problems(self.n_ctx, self.runs, self.entries)
+        found += self.free.problems(self.runs.values(), self.n_ctx)
+        readers = Readers()
+        for entry in self.entries.values():
+            readers.replace(None, entry.share)
+        if readers.items() != self.readers.items():
+            found.append(f"readers are {readers.items()} and counted as {self.readers.items()}")
+        if found:
+            raise AssertionError("; ".join(found))

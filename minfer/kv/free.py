@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from minfer.kv.runs import Run
+
 
 class FreeCells:
     """Maximal runs of free cells.
@@ -16,6 +21,7 @@ class FreeCells:
         self._longest = [0] * (2 * self._first_leaf + 1)  # one spare leaf: the cell past the end
         self._start_of_end: dict[int, int] = {}
         self.cells = 0
+        self._undo: list[tuple[bool, int, int]] | None = None
         self.give(0, n_cells)
 
     @property
@@ -43,19 +49,28 @@ class FreeCells:
                 node += 1
         return node - self._first_leaf
 
+    def length_at(self, start: int) -> int:
+        """Cells of the free run that begins at `start`, 0 if none does."""
+        return self._longest[self._first_leaf + start]
+
     def take(self, start: int, n: int) -> None:
-        """Occupy the first `n` cells of the free run that begins at `start`."""
-        length = self._longest[self._first_leaf + start]
-        if length < n:
-            raise AssertionError(f"cells [{start}, {start + n}) do not begin a free run")
-        self._remove(start, length)
-        if length > n:
-            self._insert(start + n, length - n)
+        """Occupy cells [start, start + n), which are free."""
+        first = self._begin_of(start)
+        end = first + self.length_at(first)
+        if not first <= start <= start + n <= end:
+            raise AssertionError(f"cells [{start}, {start + n}) are not all free")
+        self._note(False, start, n)
+        self._remove(first, end - first)
+        if start > first:
+            self._insert(first, start - first)
+        if end > start + n:
+            self._insert(start + n, end - start - n)
 
     def give(self, start: int, n: int) -> None:
         """Free cells [start, start + n), joined to their free neighbours."""
+        self._note(True, start, n)
         before = self._start_of_end.get(start)
-        after = self._longest[self._first_leaf + start + n]
+        after = self.length_at(start + n)
         end = start + n + after
         if after:
             self._remove(start + n, after)
@@ -63,6 +78,54 @@ class FreeCells:
             self._remove(before, start - before)
             start = before
         self._insert(start, end - start)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Undo what the block gives and takes: a search through what would be free."""
+        self._undo = []
+        try:
+            yield
+        finally:
+            undo, self._undo = self._undo, None
+            for given, start, n in reversed(undo):
+                (self.take if given else self.give)(start, n)
+
+    def problems(self, runs: Iterable[Run], n_cells: int) -> list[str]:
+        """How this list differs from the gaps between `runs`; empty if it does not."""
+        found, gaps, cell = [], [], 0
+        for run in sorted(runs, key=lambda r: r.start):
+            if run.start > cell:
+                gaps.append((cell, run.start - cell))
+            cell = run.end
+        if cell < n_cells:
+            gaps.append((cell, n_cells - cell))
+        if gaps != self.runs():
+            found.append(f"free runs are {gaps} and the free list says {self.runs()}")
+        if self.cells != sum(n for _, n in gaps):
+            found.append(f"{self.cells} cells are counted free of {gaps}")
+        if self.largest != max((n for _, n in gaps), default=0):
+            found.append(f"the largest of {gaps} is not {self.largest}")
+        return found
+
+    def _note(self, given: bool, start: int, n: int) -> None:
+        if self._undo is not None:
+            self._undo.append((given, start, n))
+
+    def _begin_of(self, cell: int) -> int:
+        """Start of the last free run that begins at `cell` or below it; 0 if none does."""
+        longest, node = self._longest, self._first_leaf + cell
+        if longest[node]:
+            return cell
+        while node > 1:
+            if node % 2 and longest[node - 1]:
+                node -= 1
+                while node < self._first_leaf:
+                    node = 2 * node + 1
+                    if not longest[node]:
+                        node -= 1
+                return node - self._first_leaf
+            node //= 2
+        return 0
 
     def _insert(self, start: int, length: int) -> None:
         self._start_of_end[start + length] = start

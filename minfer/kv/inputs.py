@@ -61,4 +61,5 @@ class StepInputs:
 
 def joined(ranges: Sequence[range]) -> Int32:
     """The numbers of all `ranges` in one int32 array."""
-    return np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in ranges])
+    arrays = [np.arange(some.start, some.stop, dtype=np.int32) for some in ranges]
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int32)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from minfer.errors import Refusal
+from minfer.kv import copy_on_write
 from minfer.kv.batch import Batch, Group
+from minfer.kv.cells import CellTables
+from minfer.kv.change import Change, Draft
 from minfer.kv.runs import Entry, Move, Run, span_list
 from minfer.window import CellSpan, WindowMode
 
@@ -15,43 +18,54 @@ from minfer.window import CellSpan, WindowMode
 class Plan:
     """A batch resolved against the tables of one generation; one item a group in every tuple.
 
+    begin: copy-on-write, and every sequence cut at its first position; it stays if the step fails.
     after: the entry as it stands once the step ended well. cells: where the rows of the group go.
-    spans: span list of the sequence during the step.
-    copies: rows to copy before anything is written. mode: how windows are written down.
+    spans: span list of the sequence during the step. mode: how windows are written down.
     """
 
-    generation: int
+    begin: Change
     kind: str
     groups: tuple[Group, ...]
     after: tuple[Entry, ...]
     cells: tuple[range, ...]
     spans: tuple[tuple[CellSpan, ...], ...]
     mode: WindowMode
-    copies: tuple[Move, ...] = ()
 
     @property
-    def during(self) -> tuple[Entry, ...]:
-        """The entries while the step runs, and for good if it fails: readable up to `t`."""
-        return tuple(
-            replace(entry, written=group.t)
-            for entry, group in zip(self.after, self.groups, strict=True)
-        )
+    def moves(self) -> tuple[Move, ...]:
+        """The rows that are copied before anything is written, in order."""
+        return self.begin.moves
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Cells of rows above each group, which nobody may read before the step ends well."""
+        above = []
+        for group, cells, entry in zip(self.groups, self.cells, self.after, strict=True):
+            rows = entry.written - group.t - group.n
+            above.append(range(cells.stop, cells.stop + rows))
+        return frozenset(cell for some in above for cell in some)
 
 
-def make_plan(
-    batch: Batch, generation: int, entries: Mapping[int, Entry], runs: Mapping[int, Run]
-) -> Plan:
+def make_plan(tables: CellTables, batch: Batch) -> Plan:
     """Resolve `batch`, or refuse it (5.5, 2.5). Changes nothing."""
+    draft = Draft(tables, "a second step")
+    for group in batch.groups:
+        _refuse_gap(group, draft.entry(group.seq))
+    copy_on_write.part(draft, tables, batch.groups)
     after, cells, spans = [], [], []
     for group in batch.groups:
-        entry = known(entries, group.seq)
-        _refuse_gap(group, entry)
-        run = runs[entry.run]
-        after.append(replace(entry, written=max(entry.written, group.t + group.n)))
+        entry = draft.entry(group.seq)
+        run = draft.run(entry.run)
         cells.append(store_cells_of(group, entry, run))
-        spans.append(span_list(entry, runs))
+        after.append(replace(entry, written=max(entry.written, group.t + group.n)))
+        named = {run.id: run}
+        if entry.share is not None:
+            named[entry.share.run] = draft.run(entry.share.run)
+        spans.append(span_list(entry, named))
+    for group in batch.groups:
+        draft.put(group.seq, replace(draft.entry(group.seq), written=group.t))
     return Plan(
-        generation=generation,
+        begin=draft.done(),
         kind=batch.kind,
         groups=batch.groups,
         after=tuple(after),
@@ -59,15 +73,6 @@ def make_plan(
         spans=tuple(spans),
         mode=mode_of_spans(spans),
     )
-
-
-def known(entries: Mapping[int, Entry], seq: int) -> Entry:
-    """The entry of a sequence; one that holds no run is refused."""
-    entry = entries.get(seq)
-    if entry is None:
-        message = f"sequence {seq} is unknown to the store; reserve cells for it first"
-        raise Refusal("2.5", message, {"seq": seq})
-    return entry
 
 
 def _refuse_gap(group: Group, entry: Entry) -> None:

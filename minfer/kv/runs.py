@@ -54,7 +54,7 @@ class Entry:
     @property
     def private_rows(self) -> int:
         """Readable rows in the own run."""
-        return max(0, self.written - self.base)
+        return self.written - self.base
 
 
 class Slot(NamedTuple):
@@ -67,7 +67,11 @@ class Slot(NamedTuple):
 
 
 class Move(NamedTuple):
-    """`rows` cells of run `run` copied verbatim from cell `src` on to cell `dst` on."""
+    """`rows` cells copied verbatim from cell `src` on to cell `dst` on.
+
+    run: who holds them afterwards. A run that is moved whole is named by its old and its new
+    start, though only rows that somebody reads are copied; there may be none.
+    """
 
     run: int
     src: int
@@ -76,8 +80,23 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What the store did so far (contract 5.9).
+
+    defrags: compactions that moved a run, and cells_moved: the rows they copied. copy_on_writes:
+    sequences that a step parted from a shared prefix. rows_copied: by that, and by copies of a
+    prefix.
+    """
+
+    defrags: int = 0
+    cells_moved: int = 0
+    copy_on_writes: int = 0
+    rows_copied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of cells, unless the name says otherwise (contract 5.9).
+    """Counts of cells, unless the name says otherwise (contract 5.9). The last four are `Counts`.
 
     reserved: in runs that a sequence owns. shared: read by a sequence that does not own them.
     orphaned: in runs without an owner. written: hold a row that somebody reads.
@@ -85,17 +104,17 @@ class Stats:
 
     n_ctx: int
     reserved: int
+    shared: int
+    orphaned: int
     written: int
     free_cells: int
     free_runs: int
     largest_free_run: int
     sequences: int
-    shared: int = 0
-    orphaned: int = 0
-    defrags: int = 0
-    cells_moved: int = 0
-    copy_on_writes: int = 0
-    rows_copied: int = 0
+    defrags: int
+    cells_moved: int
+    copy_on_writes: int
+    rows_copied: int
 
 
 def span_list(entry: Entry, runs: Mapping[int, Run]) -> tuple[CellSpan, ...]:
@@ -155,14 +174,17 @@ def problems(n_ctx: int, runs: Mapping[int, Run], entries: Mapping[int, Entry]) 
         own = runs.get(entry.run)
         if own is None or own.owner != seq:
             found.append(f"sequence {seq} names run {entry.run} and does not own it")
+        if entry.written < entry.base:
+            found.append(f"sequence {seq} shares {entry.base} rows and reads {entry.written}")
         if entry.share is not None:
             found += _share_problems(seq, entry.share, runs, entries)
     rows = rows_read(entries.values())
     for run in runs.values():
-        if rows.get(run.id, 0) > run.cap:
-            found.append(f"run {run.id} of {run.cap} cells holds {rows[run.id]} rows")
-        if run.owner is None and run.id not in rows:
-            found.append(f"run {run.id} has no owner and no reader")
+        read = rows.get(run.id, 0)
+        if read > run.cap:
+            found.append(f"run {run.id} of {run.cap} cells holds {read} rows")
+        if run.owner is None and read < run.cap:
+            found.append(f"run {run.id} has no owner and {run.cap} cells, of which {read} are read")
     return found
 
 

@@ -21,11 +21,13 @@ class Step:
     """What `store.step(batch)` hands to its block. Arrays are float32 and one row a token.
 
     inputs: the integer inputs, for a graph that writes and attends by itself.
-    receipts: by layer, which attention variant ran last and why.
+    moves: the rows that copy-on-write copied, in order. receipts: by layer, which attention variant
+    ran last and why.
     """
 
     def __init__(self, store: KvStore, plan: Plan) -> None:
         self.inputs = StepInputs.of(plan)
+        self.moves = plan.moves
         self.receipts: dict[int, Receipt] = {}
         self._store = store
         self._written: set[int] = set()

@@ -1,38 +1,44 @@
 """The cell store: the K and V cells of every layer, and the tables that say whose they are.
 
-Contract 5. Tables are `cells.CellTables`; bytes live in regions of the device's kernel package.
+Contract 5. What a store does with tables alone is `sequences.Sequences`; here are the bytes, in an
+`arena.Arena`, and steps. A store is used by one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from minfer import memory, settings
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes, resolve
+from minfer.format import Bytes, Floats, KvFormat, Region, cell_bytes, resolve
+from minfer.kv import removal, turning
+from minfer.kv.arena import Arena, Turn
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
+from minfer.kv.change import Change
 from minfer.kv.checks import checked_rows, refuse_window, thread_count, whole_number
-from minfer.kv.inputs import joined
-from minfer.kv.runs import Slot, Stats
+from minfer.kv.plan import Plan, make_plan
+from minfer.kv.sequences import Sequences
 from minfer.kv.step import Step
-from minfer.ops import PREFILL
-from minfer.window import CellSpan
+from minfer.kv.uninterrupted import Uninterrupted
+from minfer.ops import HALF, PREFILL
+from minfer.rope import Rope
 
 TABLE_BYTES = 32  # a cell, of the free list
 
 
-class KvStore:
+class KvStore(Sequences):
     """`n_ctx` cells of K and of V in each of `n_layer` layers, shared out to sequences.
 
     A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
     None for MINFER_CACHE_TYPE and then the device's default (contract 3). threads: workers of
-    every kernel call, None for the variant's own.
+    every kernel call, None for the variant's own. sanitize: keep NaN in every cell that nobody may
+    read, and trace outputs that are not finite (5.10); None asks MINFER_SANITIZE_CELLS.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class KvStore:
         cache_type: str | KvFormat | None = None,
         device: str | Device = "cpu",
         threads: int | None = None,
+        sanitize: bool | None = None,
     ) -> None:
         self.n_layer = whole_number(n_layer, "n_layer", "10", low=1)
         self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
@@ -52,14 +59,15 @@ class KvStore:
         self.threads = None if threads is None else thread_count(threads)
         self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
         self.device = Device.parse(device)
-        self._kernels: Any = self.device.package()
+        self.sanitize = settings.flag("MINFER_SANITIZE_CELLS") if sanitize is None else sanitize
+        kernels = self.device.package()
         self.fmt = resolve(
             settings.cache_type() if cache_type is None else cache_type,
             device_kind=self.device.name,
             n_layer=self.n_layer,
             n_head_kv=self.n_head_kv,
             head_dim=self.head_dim,
-            reads_packed_kv=self._kernels.READS_PACKED_KV,
+            reads_packed_kv=kernels.READS_PACKED_KV,
         )
         cells = self.memory_bytes(
             n_layer=self.n_layer,
@@ -69,10 +77,17 @@ class KvStore:
             fmt=self.fmt,
         )
         memory.require({f"{self.fmt} cells": cells, "tables": TABLE_BYTES * self.n_ctx})
-        self._tables = CellTables(self.n_ctx)
-        shape = (self.fmt, self.n_ctx, self.n_head_kv, self.head_dim)
-        regions: list[Region] = self._kernels.empty_regions(2 * self.n_layer, *shape)
-        self._regions = list(zip(regions[::2], regions[1::2], strict=True))
+        super().__init__(CellTables(self.n_ctx))
+        self._arena = Arena(
+            self.device,
+            self.fmt,
+            self.n_layer,
+            self.n_ctx,
+            self.n_head_kv,
+            self.head_dim,
+            threads=self.threads,
+            fill=float("nan") if self.sanitize else 0.0,
+        )
 
     @staticmethod
     def memory_bytes(
@@ -84,56 +99,38 @@ class KvStore:
     @property
     def layout(self) -> str:
         """How the backend arranges cells inside its regions (contract 3.6)."""
-        return cast(str, self._kernels.LAYOUT)
+        return cast(str, self._arena.kernels.LAYOUT)
 
-    @property
-    def generation(self) -> int:
-        """Rises with every change of the tables."""
-        return self._tables.generation
+    def remove(
+        self,
+        seq: int,
+        start: int,
+        length: int,
+        *,
+        rope: Rope | Sequence[Rope | None] | None,
+        pairing: str = HALF,
+    ) -> None:
+        """Drop positions [start, start + length) of `seq`; later rows move down in place (5.7).
 
-    def reserve(self, seq: int, cap: int) -> Slot:
-        """Cells for `cap` positions of `seq`: the lowest free run that holds them (5.2)."""
-        return self._tables.reserve(seq, cap)
+        Their K rows are turned back by `length` positions, V stays as it is. rope: how K rows were
+        rotated, one for all layers or one a layer, None for rows that were not. Refused: f16, rows
+        of a share, rows that others read.
+        """
+        turning.refuse_without_map(self.fmt)
+        change = removal.remove(self._tables, seq, start, length)
+        turns = turning.turns(rope, -length, self.n_layer, self.head_dim, pairing)
+        self._carry_out(change, turns, pairing)
 
-    def release(self, seq: int) -> None:
-        """Forget `seq` and free its run (5.2)."""
-        self._tables.release(seq)
-
-    def truncate(self, seq: int, rows: int) -> None:
-        """Keep the first `rows` positions of `seq` (5.11)."""
-        self._tables.truncate(seq, rows)
-
-    def has(self, seq: int) -> bool:
-        """Whether `seq` holds a run."""
-        return self._tables.has(seq)
-
-    def cap(self, seq: int) -> int:
-        """Number of positions `seq` has cells for."""
-        return self._tables.cap(seq)
-
-    def written(self, seq: int) -> int:
-        """Number of readable rows of `seq`."""
-        return self._tables.written(seq)
-
-    def spans(self, seq: int) -> list[CellSpan]:
-        """Where the positions of `seq` lie, its own run in full (contract 1)."""
-        return self._tables.spans(seq)
-
-    def owners(self) -> list[int]:
-        """The run id of every cell, -1 where it is free."""
-        return self._tables.owners()
-
-    def stats(self) -> Stats:
-        """Counts of the whole store (5.9)."""
-        return self._tables.stats()
-
-    def digest(self) -> str:
-        """A hash of the tables; equal tables, equal digest."""
-        return self._tables.digest()
-
-    def check(self) -> None:
-        """Raise AssertionError if the tables contradict themselves."""
-        self._tables.check()
+    def shift(
+        self,
+        seq: int,
+        drop: int,
+        *,
+        rope: Rope | Sequence[Rope | None] | None,
+        pairing: str = HALF,
+    ) -> None:
+        """Drop the first `drop` positions of `seq` (5.7), see `remove`."""
+        self.remove(seq, 0, drop, rope=rope, pairing=pairing)
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[Step]:
@@ -142,28 +139,27 @@ class KvStore:
         Its rows become readable when the block ends well. If the block raises, every sequence of
         the batch is truncated to its first position in the batch.
         """
-        plan = self._tables.plan(batch)
-        refuse_window(plan.mode, self._kernels, self.device.name)
+        plan = make_plan(self._tables, batch)
+        refuse_window(plan.mode, self._arena.kernels, self.device.name)
         step = Step(self, plan)
         try:
-            self._tables.apply(plan)
+            self._begin(plan)
             yield step
             step.finish()
-            self._tables.commit(plan)
+            with Uninterrupted():
+                self._tables.commit(plan)
         finally:
             # An interrupt may come between any two lines: whatever is still open is undone.
-            self._tables.rollback(plan)
+            self._abort(plan)
             step.close()
 
     def export(self, seq: int, layer: int, which: str = "k") -> Floats:
         """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""
-        region, cells = self._read_plan(seq, layer, which)
-        return cast(Floats, self._kernels.to_host(self._kernels.decode_cells(region, cells)))
+        return self._arena.decoded(*self._read_plan(seq, layer, which))
 
     def export_cells(self, seq: int, layer: int, which: str = "k") -> Bytes:
         """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, cell_bytes]."""
-        region, cells = self._read_plan(seq, layer, which)
-        return cast(Bytes, self._kernels.read_cells(region, cells))
+        return self._arena.canonical(*self._read_plan(seq, layer, which))
 
     def import_rows(self, seq: int, k: Floats, v: Floats) -> None:
         """Append rows to `seq` in all layers at once, as a prefill would have written them.
@@ -181,19 +177,57 @@ class KvStore:
 
     def region(self, layer: int) -> tuple[Region, Region]:
         """The K and the V cells of `layer`."""
-        return self._regions[self.checked_layer(layer)]
+        return self._arena.layers[self.checked_layer(layer)]
 
     def rebind(self, layer: int, k: Region, v: Region) -> None:
         """Keep the regions that a storing op returned for `layer`."""
-        self._regions[layer] = (k, v)
+        self._arena.layers[layer] = k, v
 
     def checked_layer(self, layer: int) -> int:
         """`layer` as an index in [0, n_layer), refused outside."""
         return whole_number(layer, "layer", "5.5", high=self.n_layer - 1)
 
-    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[Region, Int32]:
+    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[Region, tuple[range, ...]]:
         """The region and the cells that hold the readable rows of `seq`."""
         if which not in ("k", "v"):
             raise Refusal("10", f"which is {which!r}; give k or v", {"which": which})
-        region = self.region(layer)["kv".index(which)]
-        return region, joined((range(0), *self._tables.written_cells(seq)))
+        return self.region(layer)["kv".index(which)], self._tables.written_cells(seq)
+
+    def _carry_out(
+        self, change: Change, turns: Sequence[Turn | None] = (), pairing: str = HALF
+    ) -> None:
+        with Uninterrupted():
+            self._apply(change, turns, pairing)
+
+    def _apply(
+        self,
+        change: Change,
+        turns: Sequence[Turn | None] = (),
+        pairing: str = HALF,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """kept: cells that are about to become readable, which the sanitizer leaves alone."""
+        self._tables.refuse_stale(change)
+        read = self._tables.read_cells() if self.sanitize else set()
+        try:
+            self._arena.move(change.moves)
+            for move in change.moves if turns else ():
+                self._arena.turn_keys(range(move.dst, move.dst + move.rows), turns, pairing)
+            self._arena.clear(change.cleared)
+            self._tables.install(change)
+            if self.sanitize:
+                self._arena.clear(read - self._tables.read_cells() - kept)
+        except BaseException as error:
+            self._tables.poison(error)
+            raise
+
+    def _begin(self, plan: Plan) -> None:
+        with Uninterrupted():
+            self._apply(plan.begin, kept=plan.kept if self.sanitize else frozenset())
+            self._tables.open(plan)
+
+    def _abort(self, plan: Plan) -> None:
+        with Uninterrupted():
+            if self._tables.abort(plan) and self.sanitize:
+                written = {cell for cells in plan.cells for cell in cells}
+                self._arena.clear((plan.kept | written) - self._tables.read_cells())

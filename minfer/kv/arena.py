@@ -1,0 +1,93 @@
+"""The bytes of a store: the K and V regions of every layer (contract 1, 3.5).
+
+All work on cells goes through the device's kernel package; how it arranges them is its own matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minfer import registry
+from minfer.device import Device
+from minfer.format import Bytes, Floats, KvFormat, Region
+from minfer.kv.inputs import joined
+from minfer.kv.runs import Move
+
+ROWS_AT_ONCE = 4096  # of a layer, that are decoded at a time
+
+Turn = tuple[Floats, Floats]
+
+
+class Arena:
+    """`n_ctx` cells of K and of V in each layer. Regions are rebound: a backend may return others.
+
+    threads: workers of every kernel call, None for the variant's own. fill: what unused cells
+    hold, 0 or NaN.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        fmt: KvFormat,
+        n_layer: int,
+        n_ctx: int,
+        n_head_kv: int,
+        head_dim: int,
+        *,
+        threads: int | None = None,
+        fill: float = 0.0,
+    ) -> None:
+        self.device, self.fmt, self.fill = device, fmt, fill
+        self._config = {} if threads is None else {"threads": threads}
+        self.kernels: Any = device.package()
+        shape = (fmt, n_ctx, n_head_kv, head_dim)
+        regions: list[Region] = self.kernels.empty_regions(2 * n_layer, *shape, fill)
+        self.layers = list(zip(regions[::2], regions[1::2], strict=True))
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy rows inside every region, in order, cells verbatim (5.6)."""
+        if not moves:
+            return
+        for pair in self.layers:
+            for region in pair:
+                self.kernels.copy_rows(region, [(m.dst, m.src, m.rows) for m in moves])
+
+    def turn_keys(self, cells: range, turns: Sequence[Turn | None], pairing: str) -> None:
+        """Rotate the K rows in `cells`, each layer by its own angles (5.7)."""
+        for layer, turn in enumerate(turns):
+            if turn is not None and len(cells):
+                k, v = self.layers[layer]
+                self.layers[layer] = self._turned(k, cells, turn, pairing), v
+
+    def _turned(self, k: Region, cells: range, turn: Turn, pairing: str) -> Region:
+        for first in range(cells.start, cells.stop, ROWS_AT_ONCE):
+            some = joined([range(first, min(first + ROWS_AT_ONCE, cells.stop))])
+            rows = self.kernels.decode_cells(k, some)
+            turned = self._run("rope", rows, np.zeros_like(some), *turn, pairing=pairing)
+            k = self._run("store_cells", k, turned, some, fmt=self.fmt)
+        return k
+
+    def clear(self, cells: Iterable[int]) -> None:
+        """Wipe cells of every region: to 0, or to NaN under the sanitizer (5.7, 5.10)."""
+        table = np.fromiter(cells, np.int32)
+        if len(table):
+            for region in (region for pair in self.layers for region in pair):
+                self.kernels.clear_cells(region, table, self.fill)
+
+    def decoded(self, region: Region, cells: Sequence[range]) -> Floats:
+        """Rows float32 [n, n_head_kv, head_dim] on the host."""
+        rows = self.kernels.decode_cells(region, joined(cells))
+        host: Floats = self.kernels.to_host(rows)
+        return host
+
+    def canonical(self, region: Region, cells: Sequence[range]) -> Bytes:
+        """Cells as stored, uint8 [n, cell_bytes]."""
+        copied: Bytes = self.kernels.read_cells(region, joined(cells))
+        return copied
+
+    def _run(self, op: str, region: Any, *args: Any, **scalars: Any) -> Any:
+        choice = registry.select(op, device=self.device, fmt=self.fmt, config=self._config)
+        return choice.launch(region, *args, **scalars, config=choice.config)
