@@ -132,6 +132,15 @@ def table_bytes(n_ctx: int, n_rot: int) -> int:
     return 2 * n_ctx * (n_rot // 2) * 4
 
 
+def turn(rope: Rope, by: int) -> tuple[Floats, Floats]:
+    """cos and sin, float32 [1, n_rot / 2], that turn a rotated row on by `by` positions.
+
+    `by` may be negative. The temperature is left out: the row holds it already.
+    """
+    angle = by * rope.frequencies()[None]
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
 def tables(n_ctx: int, rope: Rope) -> tuple[Floats, Floats]:
     """cos and sin, float32 [n_ctx, n_rot / 2], of every position, times the temperature."""
     cos, sin = np.empty((2, n_ctx, rope.n_rot // 2), np.float32)

@@ -34,3 +34,8 @@ def state(held: Sequences | None) -> object:
         else []
     )
     return held.digest(), held.generation, [region.arrays[0].tobytes() for region in regions]
+
+
+def numbers(error: Refusal) -> set[int]:
+    """The whole numbers among the facts of a refusal, bools aside."""
+    return {fact for fact in error.facts.values() if type(fact) is int}

@@ -172,6 +172,8 @@ def test_regions_start_as_zero_or_nan_and_cells_can_be_cleared(fmt: KvFormat) ->
     assert (cleared[[1, 3]] == 0).all() and np.isnan(cleared[[0, 2, 4]]).all()
     with pytest.raises(Refusal, match="0 or NaN, not 2"):
         backend.clear_cells(region, np.array([0]), fill=2.0)
+    with pytest.raises(Refusal, match="0 or NaN, not 2"):
+        backend.empty_region(fmt, 5, 1, 32, fill=2.0)
 
 
 def test_cells_move_verbatim() -> None:
@@ -185,25 +187,3 @@ def test_cells_move_verbatim() -> None:
     for call in (backend.read_cells, backend.decode_cells):
         with pytest.raises(Refusal, match="cell 6 of row 0 is outside"):
             call(region, np.array([6]))
-
-
-@pytest.mark.parametrize(("dst", "src", "n"), [(2, 0, 6), (0, 2, 6), (3, 3, 2), (5, 1, 3)])
-def test_overlapping_copies_act_like_memmove(dst: int, src: int, n: int) -> None:
-    region = backend.empty_region(KvFormat.F32, 9, 1, 3)
-    backend.write_cells(region, np.arange(9), np.arange(9 * 12, dtype=np.uint8).reshape(9, 12))
-    before = region.arrays[0].copy()
-    backend.copy_rows(region, [(dst, src, n)])
-    assert (region.arrays[0][dst : dst + n] == before[src : src + n]).all()
-    kept = np.r_[0:dst, dst + n : 9]
-    assert (region.arrays[0][kept] == before[kept]).all()
-
-
-def test_copies_run_in_order_and_are_checked_before_the_first() -> None:
-    region = backend.empty_region(KvFormat.F32, 4, 1, 1)
-    values = np.arange(4, dtype=np.float32)
-    backend.write_cells(region, np.arange(4), values.view(np.uint8).reshape(4, 4))
-    with pytest.raises(Refusal, match="2 cells from 0 to 3 do not lie in 4 cells"):
-        backend.copy_rows(region, [(1, 0, 1), (3, 0, 2)])
-    assert backend.decode_cells(region, np.arange(4)).ravel().tolist() == [0, 1, 2, 3]
-    backend.copy_rows(region, [(1, 0, 1), (2, 1, 1)])
-    assert backend.decode_cells(region, np.arange(4)).ravel().tolist() == [0, 0, 0, 3]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minfer import rope
+from minfer import reference, rope
 from minfer.rope import Divided, Linear, Llama3, Rope, Scaling, Yarn, yarn_temperature
 
 
@@ -38,6 +38,41 @@ def test_the_temperature_multiplies_cos_and_sin_once() -> None:
     warm = rope.tables(50, Rope(8, 100.0, Yarn(1.0, 64, 1.25)))
     for ours, theirs in zip(warm, plain, strict=True):
         assert np.abs(ours - 1.25 * theirs).max() < 2e-7
+
+
+@pytest.mark.parametrize("n_rot", [2, 6, 64])
+@pytest.mark.parametrize("by", [0, 1, -1, -37, 4095, -100_000])
+@pytest.mark.parametrize("scaling", [None, Linear(8.0), Llama3(32.0, 1.0, 4.0, 8192)], ids=repr)
+def test_a_turn_is_the_angle_of_so_many_positions(
+    scaling: Scaling | None, by: int, n_rot: int
+) -> None:
+    cos, sin = rope.turn(Rope(n_rot, 500000.0, scaling), by)
+    assert cos.shape == sin.shape == (1, n_rot // 2) and cos.dtype == sin.dtype == np.float32
+    divisors = [1.0] * (n_rot // 2)
+    if scaling is not None:
+        divisors = scaling.divisors(Rope(n_rot, 500000.0)).tolist()
+    for pair, divisor in enumerate(divisors):
+        angle = by * (500000.0 ** (-2 * pair / n_rot) / divisor)
+        assert cos[0, pair] == np.float32(math.cos(angle))
+        assert sin[0, pair] == np.float32(math.sin(angle))
+
+
+def test_a_turn_leaves_the_temperature_out_and_keeps_the_scaling() -> None:
+    warm = Rope(8, 100.0, Yarn(4.0, 64, 1.25))
+    cos, sin = rope.turn(warm, 17)
+    assert np.abs(cos * cos + sin * sin - 1).max() < 2e-7
+    at_17 = [1.25 * table[0] for table in (cos, sin)]
+    assert np.abs(np.array(at_17) - [table[17] for table in rope.tables(50, warm)]).max() < 2e-7
+    assert np.abs(cos - rope.turn(Rope(8, 100.0), 17)[0]).max() > 0.1
+
+
+def test_a_turn_back_lands_where_a_row_would_have_been_written() -> None:
+    how = Rope(16, 10000.0, Linear(2.0))
+    x = np.random.default_rng(0).standard_normal((20, 2, 24)).astype(np.float32)
+    tables, positions = rope.tables(60, how), np.arange(30, 50)
+    at_30 = reference.rope(x, positions, *tables, pairing="half")
+    back = reference.rope(at_30, np.zeros(20, int), *rope.turn(how, -30), pairing="half")
+    assert np.abs(back - reference.rope(x, positions - 30, *tables, pairing="half")).max() < 1e-6
 
 
 CONTEXT = {"original_max_position_embeddings": 8192}

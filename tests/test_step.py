@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType, ModuleType
+from types import ModuleType
 
 import numpy as np
 import pytest
+from interrupts import interrupted_at
 from stores import (
     BATCH,
     FORMATS,
@@ -193,26 +190,3 @@ def test_an_interrupt_between_any_two_lines_leaves_the_store_usable() -> None:
         if not stopped:
             break
     assert line > 50 and not stopped  # it went through every line once
-
-
-@contextmanager
-def interrupted_at(line: int) -> Iterator[None]:
-    """Send SIGINT before the given line event inside minfer/kv, once."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _arg: object) -> object:
-        nonlocal left
-        if "/kv/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

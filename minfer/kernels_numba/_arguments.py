@@ -26,6 +26,16 @@ def first_outside(values: Any, limit: Any) -> int:
     return -1
 
 
+@kernel
+def first_beyond(moves: Any, n_cells: Any) -> int:
+    """Index of the first (src, dst, rows) of `moves` that leaves the n_cells cells, or -1."""
+    for i in range(moves.shape[0]):
+        src, dst, rows = moves[i, 0], moves[i, 1], moves[i, 2]
+        if min(src, dst, rows) < 0 or max(src, dst) + rows > n_cells:
+            return i
+    return -1
+
+
 def _fits(array: Any, dtype: Any, n_dims: int | None) -> bool:
     """Whether a kernel takes the array as it is: the usual case, told in a fraction of a µs."""
     return (
@@ -192,3 +202,46 @@ def checked_cells(region: Region, cells: Any) -> Int32:
             {"cell": int(checked[bad]), "row": int(bad), "n_cells": region.n_cells},
         )
     return checked
+
+
+def checked_moves(region: Region, moves: Any) -> Int32:
+    """The moves as int32 [n, 3], refused if one of them leaves the region."""
+    checked = int32s(moves, "moves", 2)
+    if checked.shape[1] != 3:
+        raise Refusal(
+            "5.6",
+            f"moves {list(checked.shape)} must be [n, 3]: src, dst and rows of each",
+            {"shape": checked.shape},
+        )
+    bad = first_beyond(checked, region.n_cells)
+    if bad >= 0:
+        src, dst, rows = checked[bad].tolist()
+        raise Refusal(
+            "5.6",
+            f"move {bad} of {rows} rows from cell {src} to {dst} does not lie in the region of "
+            f"{region.n_cells} cells",
+            {"move": bad, "src": src, "dst": dst, "rows": rows, "n_cells": region.n_cells},
+        )
+    return checked
+
+
+def checked_turn(region: Region, cells: Any, cos: Any, sin: Any) -> tuple[Int32, Floats, Floats]:
+    """Cells of a q8_0 region, each named once, and the table row that turns their heads."""
+    cells = checked_cells(region, cells)
+    ordered = np.sort(cells)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if repeated.size:
+        raise Refusal(
+            "5.7",
+            f"cell {repeated[0]} is named more than once; a call turns a cell once",
+            {"cell": int(repeated[0])},
+        )
+    cos, sin = read_only(cos, "cos", 2), read_only(sin, "sin", 2)
+    if cos.shape != sin.shape or len(cos) != 1 or 2 * cos.shape[1] > region.head_dim:
+        raise Refusal(
+            "5.7",
+            f"tables {list(cos.shape)} and {list(sin.shape)} are not one row of the pairs of "
+            f"heads of {region.head_dim}",
+            {"cos": cos.shape, "sin": sin.shape, "head_dim": region.head_dim},
+        )
+    return cells, cos, sin

@@ -19,12 +19,10 @@ from minfer.kernels_numba._gather import (
     SCORE_STRIDE,
     TILE,
     Dims,
-    copy_bytes,
     gather_tile,
     segments,
-    zero_bytes,
 )
-from minfer.kernels_numba._ir import address, fetch_add
+from minfer.kernels_numba._ir import address, copy_bytes, fetch_add, zero_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._panels import (
     ROWS,

@@ -7,13 +7,12 @@ depends on the window's mode or on where rows lie.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numba.core import cgutils
 
-from minfer.kernels_numba._emit import I8, LANES, Emitter
-from minfer.kernels_numba._ir import intrinsic_of
+from minfer.kernels_numba._emit import LANES
+from minfer.kernels_numba._ir import copy_bytes, zero_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.window import PARTITION
 
@@ -29,22 +28,6 @@ class Dims(NamedTuple):
     head_dim: int
     row_bytes: int
     head_bytes: int
-
-
-def _pointer(e: Emitter, address: Any) -> Any:
-    return e.builder.inttoptr(address, I8.as_pointer())
-
-
-def _copy(e: Emitter, source: Any, target: Any, size: Any) -> None:
-    cgutils.raw_memcpy(e.builder, _pointer(e, target), _pointer(e, source), size, 1)
-
-
-def _zero(e: Emitter, target: Any, size: Any) -> None:
-    cgutils.memset(e.builder, _pointer(e, target), size, 0)
-
-
-copy_bytes = intrinsic_of("ppp:v", _copy)  # source, target, size
-zero_bytes = intrinsic_of("pp:v", _zero)  # target, size
 
 
 @kernel

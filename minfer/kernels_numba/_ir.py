@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from numba.core import cgutils as _cgutils
 from numba.core import types as _types
 from numba.extending import intrinsic
 
-from minfer.kernels_numba._emit import I64, Emitter
+from minfer.kernels_numba._emit import I8, I64, Emitter
 
-types: Any = _types  # Numba's own hints are partial and differ between versions
+# Numba's own hints are partial and differ between versions.
+cgutils: Any = _cgutils
+types: Any = _types
 NUMBA_TYPES = {"p": types.intp, "i": types.int32, "f": types.float32, "v": types.void}
 
 
@@ -55,3 +58,24 @@ fetch_add = intrinsic_of("p:p", lambda e, counter: e.fetch_add(counter))
 exp2 = intrinsic_of("f:f", lambda e, t: e.lane(e.exp2(e.splat(t)), 0))
 # fma(a, b, c): a * b + c with one rounding, f32.
 fma = intrinsic_of("fff:f", lambda e, a, b, c: e.fma(a, b, c))
+
+
+def _pointer(e: Emitter, at: Any) -> Any:
+    return e.builder.inttoptr(at, I8.as_pointer())
+
+
+def _copy_bytes(e: Emitter, source: Any, target: Any, size: Any) -> None:
+    cgutils.raw_memcpy(e.builder, _pointer(e, target), _pointer(e, source), size, 1)
+
+
+def _move_bytes(e: Emitter, source: Any, target: Any, size: Any) -> None:
+    cgutils.raw_memmove(e.builder, _pointer(e, target), _pointer(e, source), size, 1)
+
+
+def _zero_bytes(e: Emitter, target: Any, size: Any) -> None:
+    cgutils.memset(e.builder, _pointer(e, target), size, 0)
+
+
+copy_bytes = intrinsic_of("ppp:v", _copy_bytes)  # source, target, size
+move_bytes = intrinsic_of("ppp:v", _move_bytes)  # the same, for ranges that may overlap
+zero_bytes = intrinsic_of("pp:v", _zero_bytes)  # target, size

@@ -20,8 +20,8 @@ import numpy as np
 from minfer.format import Floats, KvFormat
 from minfer.kernels_numba._call import Call, Slots, bounds, n_slots
 from minfer.kernels_numba._cell import CHAIN, LOAD_ROW, dot_row, head_bytes, quantize_row
-from minfer.kernels_numba._gather import Dims, segments, zero_bytes
-from minfer.kernels_numba._ir import address, exp2, fma
+from minfer.kernels_numba._gather import Dims, segments
+from minfer.kernels_numba._ir import address, exp2, fma, zero_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._softmax import join_worker
 from minfer.kernels_numba._workers import Worker, read, run

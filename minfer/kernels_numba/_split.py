@@ -19,10 +19,9 @@ from minfer.kernels_numba._gather import (
     Dims,
     gather_tile,
     segments,
-    zero_bytes,
 )
 from minfer.kernels_numba._heads import GROUP, scores, values
-from minfer.kernels_numba._ir import address, fetch_add
+from minfer.kernels_numba._ir import address, fetch_add, zero_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._query import pack_queries, query_bytes
 from minfer.kernels_numba._softmax import join_worker, softmax_row

@@ -29,7 +29,6 @@ from numba import _dispatcher, prange
 from numba.core import cgutils as _cgutils
 from numba.core import types as _types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.kernels_numba._emit import I64
@@ -180,10 +179,10 @@ def n_workers(threads: object) -> int:
     return threads
 
 
-def row_threads(rows: NDArray[Any], config: Mapping[str, Any]) -> int:
+def row_threads(elements: int, config: Mapping[str, Any]) -> int:
     """`threads` of config, or 1 where there are few elements."""
     threads = n_workers(config["threads"])
-    return threads if rows.size >= ALONE_ELEMENTS else 1
+    return threads if elements >= ALONE_ELEMENTS else 1
 
 
 # The workqueue layer aborts the process when two threads launch at once; the others do not.

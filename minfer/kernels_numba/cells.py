@@ -1,6 +1,11 @@
-"""Rows into cells: `store_cells`, and `qkv_rope_store`: rope and two stores (contract 4.1, 7.2).
+"""Rows into cells, and cells from where they lie (contract 4.1, 4.7, 5.6, 7.2).
 
-rows  one row after the other, converted on the way; padding bytes of a cell become zero.
+store_cells, qkv_rope_store
+  rows  one row after the other, converted on the way; padding bytes of a cell become zero.
+move_cells
+  rows  the rows of a move at once, on the calling thread: one thread fills the memory's bandwidth.
+map_q8_0_cells
+  rows  one cell after the other: dequantize, rotate every head by the same angles, quantize.
 """
 
 from __future__ import annotations
@@ -15,16 +20,18 @@ from minfer.kernels_numba._arguments import (
     check_pair,
     check_region,
     checked_cells,
+    checked_moves,
+    checked_turn,
     floats,
     int32s,
     read_only,
 )
-from minfer.kernels_numba._cell import LOAD_ROW, STORE_ROW
-from minfer.kernels_numba._ir import address
+from minfer.kernels_numba._cell import LOAD_ROW, STORE_ROW, dequantize_row, quantize_row
+from minfer.kernels_numba._ir import address, move_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rotate import check_rope, rotate
 from minfer.kernels_numba._workers import THREADS, Worker, read, row_threads, run, share
-from minfer.ops import Config, variant
+from minfer.ops import INTERLEAVED, Config, check_pairing, variant
 
 
 def _store_kernel(fmt: KvFormat) -> Worker:
@@ -98,7 +105,7 @@ def store_cells_rows(
     arena, cells = _writable(region, fmt), checked_cells(region, cells)
     flat = _checked_rows(region, rows, "rows", len(cells)).reshape(len(cells), region.row_elems)
     args = (flat, arena, cells)
-    run(row_threads(flat, config), STORE_KERNELS[fmt], None, args)
+    run(row_threads(flat.size, config), STORE_KERNELS[fmt], None, args)
     return region
 
 
@@ -140,8 +147,64 @@ def qkv_rope_store_rows(
         interleaved,
         (out, rotated),
     )
-    run(row_threads(q, config), QKV_KERNELS[fmt], None, args)
+    run(row_threads(q.size, config), QKV_KERNELS[fmt], None, args)
     return out, k_region, v_region
+
+
+@Worker
+@kernel
+def _move_cells_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    arena, moves = read(pointer)
+    first, width = address(arena), arena.shape[1]
+    for i in range(moves.shape[0]):
+        source, target = first + moves[i, 0] * width, first + moves[i, 1] * width
+        move_bytes(source, target, moves[i, 2] * width)
+    return 0
+
+
+@variant()
+def move_cells_rows(region: Region, moves: Int32, *, config: Config) -> Region:
+    """Copy cells by int32 [n, 3] of (src, dst, rows), in order, each like memmove, in place.
+
+    Cells of any format move verbatim, padding included. Refuses a move that leaves the region,
+    before the first one.
+    """
+    arena, moves = _writable(region, region.fmt), checked_moves(region, moves)
+    run(1, _move_cells_rows_kernel, None, (arena, moves))
+    return region
+
+
+@Worker
+@kernel
+def _map_q8_0_cells_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
+    arena, cells, cos, sin, interleaved, rows = read(pointer)
+    row = rows[t]  # [n_head_kv, d]
+    begin, end = share(t, n_threads, cells.size)
+    for i in range(begin, end):
+        cell = address(arena[cells[i]])
+        dequantize_row(cell, address(row), row.size)
+        rotate(row, cos[0], sin[0], interleaved, row)
+        quantize_row(address(row), cell, row.size)
+    return 0
+
+
+@variant(space={"threads": THREADS})
+def map_q8_0_cells_rows(
+    region: Region, cells: Int32, cos: Floats, sin: Floats, *, pairing: str, config: Config
+) -> Region:
+    """Rotate every head of the cells int32 [n] by cos, sin f32 [1, n_rot / 2], in place.
+
+    Refuses another format than q8_0, a cell outside the region or named twice, and tables of more
+    than one row or more pairs than a head has.
+    """
+    arena = _writable(region, KvFormat.Q8_0)
+    cells, cos, sin = checked_turn(region, cells, cos, sin)
+    check_pairing(pairing)
+    threads = row_threads(cells.size * region.row_elems, config)
+    rows = np.empty((threads, region.n_head_kv, region.head_dim), np.float32)
+    args = (arena, cells, cos, sin, pairing == INTERLEAVED, rows)
+    run(threads, _map_q8_0_cells_rows_kernel, None, args)
+    return region
 
 
 def load_cells(region: Region, cells: Int32, threads: int) -> Floats:

@@ -77,7 +77,7 @@ def rms_norm_rows(x: Floats, weight: Floats, *, eps: float, config: Config) -> F
         )
     out = np.empty_like(x)
     args = (x, weight, np.float32(eps), out)
-    run(row_threads(x, config), _rms_norm_rows_kernel, None, args)
+    run(row_threads(x.size, config), _rms_norm_rows_kernel, None, args)
     return out
 
 
@@ -174,7 +174,7 @@ def silu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Floats:
     """gate * sigmoid(gate) * up, all f32 [n, m]."""
     gate, up = _same_shape("gate", gate, "up", up)
     out = np.empty_like(gate)
-    run(row_threads(gate, config), _silu_mul_rows_kernel, None, (gate, up, out))
+    run(row_threads(gate.size, config), _silu_mul_rows_kernel, None, (gate, up, out))
     return out
 
 
@@ -183,7 +183,7 @@ def gelu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Floats:
     """gelu(gate) * up, f32 [n, m]; the tanh form of Hendrycks and Gimpel, arXiv 1606.08415."""
     gate, up = _same_shape("gate", gate, "up", up)
     out = np.empty_like(gate)
-    run(row_threads(gate, config), _gelu_mul_rows_kernel, None, (gate, up, out))
+    run(row_threads(gate.size, config), _gelu_mul_rows_kernel, None, (gate, up, out))
     return out
 
 
@@ -223,7 +223,7 @@ def softcap_rows(x: Floats, *, cap: float, config: Config) -> Floats:
     """cap * tanh(x / cap), f32 [n, m]: all of it within (-cap, cap)."""
     x = floats(x, "x", 2)
     out = np.empty_like(x)
-    run(row_threads(x, config), _softcap_rows_kernel, None, (x, np.float32(cap), out))
+    run(row_threads(x.size, config), _softcap_rows_kernel, None, (x, np.float32(cap), out))
     return out
 
 
@@ -252,7 +252,7 @@ def rope_rows(
     interleaved = check_rope(x, positions, cos, sin, pairing)
     out = np.empty_like(x)
     args = (x, positions, cos, sin, interleaved, out)
-    run(row_threads(x, config), _rope_rows_kernel, None, args)
+    run(row_threads(x.size, config), _rope_rows_kernel, None, args)
     return out
 
 

@@ -15,6 +15,7 @@ from minfer.errors import Refusal
 from minfer.kv.checks import sequence_id
 from minfer.kv.readers import Readers
 from minfer.kv.runs import Counts, Entry, Move, Run, Share
+from minfer.kv.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.cells import CellTables
@@ -132,7 +133,7 @@ class Draft:
     @contextmanager
     def searching(self) -> Iterator[None]:
         """A block in which `first_fit` sees the cells that the draft frees and takes."""
-        with self._tables.free.trial():
+        with Uninterrupted(), self._tables.free.trial():
             self._searching = True
             try:
                 yield

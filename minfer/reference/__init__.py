@@ -1,11 +1,12 @@
 """One oracle per op, in numpy: what a kernel must compute, written so that it can be read.
 
 The names and the argument order are those of the kernels; `config` is accepted and ignored. The
-q8_0 functions and products with a q8_0 weight are bit oracles, stores work on canonical bytes,
-everything else is float64.
+q8_0 functions, products with a q8_0 weight, moves and maps of cells are bit oracles, stores work on
+canonical bytes, everything else is float64.
 """
 
 from minfer.reference.attention import attention, attn_map, attn_window, round_query, runs_of
+from minfer.reference.cells import map_q8_0_cells, move_cells, qkv_rope_store, store_cells
 from minfer.reference.codec import (
     F16_NAN,
     decode_rows,
@@ -18,13 +19,11 @@ from minfer.reference.codec import (
 from minfer.reference.dense import (
     add,
     gelu_mul,
-    qkv_rope_store,
     rms_norm,
     rope,
     scale,
     silu_mul,
     softcap,
-    store_cells,
 )
 from minfer.reference.products import decode_weight, embed, encode_weight, matmul, matvec
 
@@ -42,8 +41,10 @@ __all__ = [
     "encode_rows",
     "encode_weight",
     "gelu_mul",
+    "map_q8_0_cells",
     "matmul",
     "matvec",
+    "move_cells",
     "qkv_rope_store",
     "quantize_q8_0",
     "rms_norm",

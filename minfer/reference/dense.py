@@ -1,13 +1,14 @@
-"""Dense steps and stores: norms and rope in float64, stores as canonical bytes."""
+"""Dense steps: norms, rope and activations in float64."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.format import Floats, Int32, KvFormat, Region
+from minfer.format import Floats, Int32
 from minfer.ops import HALF, Config, check_pairing
-from minfer.reference.codec import encode_rows
 
 Doubles = NDArray[np.float64]
 
@@ -34,16 +35,23 @@ def rope(
     cos, sin: [n_pos, n_rot / 2]. pairing "half": dims (i, i + n_rot/2); "interleaved":
     (2i, 2i + 1). Dims from n_rot on are copied.
     """
-    out = np.array(x, np.float64)
-    half = cos.shape[1]
+    c, s = (np.asarray(table, np.float64)[positions][:, None] for table in (cos, sin))
+    out: Doubles = rotated(np.asarray(x, np.float64), c, s, pairing)
+    return out
+
+
+def rotated(x: Any, c: Any, s: Any, pairing: str) -> Any:
+    """A copy of x [n, n_head, d] with its pairs turned; every operation rounds in x's type.
+
+    c, s [n or 1, 1, n_rot / 2] of that type.
+    """
     check_pairing(pairing)
+    out, half = x.copy(), c.shape[-1]
     if pairing == HALF:
         first, second = slice(0, half), slice(half, 2 * half)
     else:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    c = np.asarray(cos, np.float64)[positions][:, None]
-    s = np.asarray(sin, np.float64)[positions][:, None]
-    a, b = out[..., first].copy(), out[..., second].copy()
+    a, b = x[..., first], x[..., second]
     out[..., first], out[..., second] = a * c - b * s, b * c + a * s
     return out
 
@@ -82,33 +90,3 @@ def softcap(x: Floats, *, cap: float, config: Config | None = None) -> Doubles:
     """cap * tanh(x / cap)."""
     out: Doubles = cap * np.tanh(np.asarray(x, np.float64) / cap)
     return out
-
-
-def store_cells(
-    region: Region, rows: Floats, cells: Int32, *, fmt: KvFormat, config: Config | None = None
-) -> Region:
-    """Rows f32 [n, n_head_kv, d] into the cells of a canonical region, in place."""
-    region.arrays[0][cells] = encode_rows(np.ascontiguousarray(rows).reshape(len(rows), -1), fmt)
-    return region
-
-
-def qkv_rope_store(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    k_region: Region,
-    v_region: Region,
-    positions: Int32,
-    cells: Int32,
-    cos: Floats,
-    sin: Floats,
-    *,
-    fmt: KvFormat,
-    pairing: str,
-    config: Config | None = None,
-) -> tuple[Doubles, Region, Region]:
-    """Rotate q and k by position, store k and v by cell; the rotated q and both regions."""
-    rotated = rope(k, positions, cos, sin, pairing=pairing).astype(np.float32)
-    k_region = store_cells(k_region, rotated, cells, fmt=fmt)
-    v_region = store_cells(v_region, v, cells, fmt=fmt)
-    return rope(q, positions, cos, sin, pairing=pairing), k_region, v_region

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minfer import Batch, KvStore, kernels_numba
+from minfer import Batch, KvStore, registry
 from minfer.ops import DECODE
 from tuning.bench.cases import Case, Session
 from tuning.bench.protocol import Message
@@ -32,7 +32,7 @@ def session(case: Case, how: Message) -> Subject:
     k, v = rng.standard_normal((2, *shape), dtype=np.float32)
     store.import_rows(SEQ, k, v)
     row = np.ascontiguousarray(k[0, :1])
-    layers = range(case.n_layer)
+    layers, mover = range(case.n_layer), registry.select("move_cells")
 
     def step(write: bool) -> None:
         with store.step(Batch([SEQ], [case.rows], DECODE)) as opened:
@@ -48,9 +48,10 @@ def session(case: Case, how: Message) -> Subject:
             rows_of(SEQ, layer, "v")
 
     def move() -> None:
+        moves = np.array([[case.rows + 32, 0, case.rows]], np.int32)
         for layer in layers:
             for region in store.region(layer):
-                kernels_numba.copy_rows(region, [(0, case.rows + 32, case.rows)])
+                mover.launch(region, moves, config=mover.config)
 
     source = np.ones((2 * case.n_layer, case.rows * store.region(0)[0].row_bytes), np.uint8)
     target = source.copy()
