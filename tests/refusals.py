@@ -33,7 +33,7 @@ def state(held: Sequences | None) -> object:
         if isinstance(held, KvStore)
         else []
     )
-    return held.digest(), held.generation, [region.arrays[0].tobytes() for region in regions]
+    return held.digest(), held.generation, [array.tobytes() for region in regions for array in region.arrays]
 
 
 def numbers(error: Refusal) -> set[int]:
