@@ -33,7 +33,11 @@ def state(held: Sequences | None) -> object:
         if isinstance(held, KvStore)
         else []
     )
-    return held.digest(), held.generation, [array.tobytes() for region in regions for array in region.arrays]
+    return (
+        held.digest(),
+        held.generation,
+        [a.tobytes() for region in regions for a in region.arrays],
+    )
 
 
 def numbers(error: Refusal) -> set[int]:

@@ -278,11 +278,12 @@ def assert_clear(store: KvStore) -> None:
     """Under the sanitizer every cell that nobody reads holds NaN (contract 5.10)."""
     if not store.sanitize:
         return
-    unread = sorted(set(range(store.n_ctx)) - read_cells(store))
+    kernels = store.device.package()
+    unread = np.array(sorted(set(range(store.n_ctx)) - read_cells(store)), np.int32)
     for layer in range(store.n_layer):
         for region in store.region(layer):
-            rows = reference.decode_rows(region.arrays[0][unread], store.fmt, region.row_elems)
-            assert np.isnan(rows).all(), f"layer {layer}: a cell of {unread} is not NaN"
+            rows = kernels.to_host(kernels.decode_cells(region, unread))
+            assert np.isnan(rows).all(), f"layer {layer}: a cell of {unread.tolist()} is not NaN"
 
 
 def layout(store: KvStore) -> list[tuple[int, int, int]]:

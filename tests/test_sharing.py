@@ -146,7 +146,10 @@ def test_truncating_a_donor_leaves_its_readers_theirs() -> None:
     assert told.store.cap(A) == 6
     stats = told.store.stats()
     assert (stats.written, stats.shared) == (4 + 1, 4)
-    told.attend((B, 5, 1), (C, 2, 1))
+    told.reserve(D, 2)
+    told.share(B, D, 4)
+    assert told.store.spans(D) == [(0, 0, 4), (4, 12, 2)], "readers hand on what A forgot"
+    told.attend((B, 5, 1), (C, 2, 1), (D, 4, 2))
 
 
 def test_a_sequence_without_rows_may_share_after_it_was_emptied() -> None:
