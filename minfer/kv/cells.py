@@ -86,19 +86,21 @@ class CellTables:
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""
-        if plan is not self._open:
+        if not self.is_open(plan):
             raise Refusal("5.5", "this plan is not the open step of the store; open it first")
         self._open = None
         for group, entry in zip(plan.groups, plan.after, strict=True):
             self.entries[group.seq] = entry
         self.generation += 1
 
-    def abort(self, plan: Plan) -> bool:
+    def abort(self, plan: Plan) -> None:
         """If `plan` is still open, end it badly: its groups stay cut at their first position."""
-        was_open = plan is self._open
-        if was_open:
+        if self.is_open(plan):
             self._open = None
-        return was_open
+
+    def is_open(self, plan: Plan) -> bool:
+        """Whether the step of `plan` has begun and not ended."""
+        return plan is self._open
 
     def refuse_stale(self, change: Change) -> None:
         """Refuse a change that was planned on other tables."""
