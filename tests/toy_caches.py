@@ -47,9 +47,7 @@ class CellsCache:
             self.cells[cell] = value
 
     def cells_of(self, seq: int) -> list[int]:
-        cells = [
-            cell + i for _, cell, length in self.layout.spans(seq) for i in range(length)
-        ]
+        cells = [cell + i for _, cell, length in self.layout.spans(seq) for i in range(length)]
         return cells[: self.written(seq)]
 
     def slot(self, run: int) -> SlotOfToy:

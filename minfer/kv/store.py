@@ -118,7 +118,7 @@ class KvStore(Sequences):
         """
         turning.refuse_without_map(self.fmt)
         change = removal.remove(self._tables, seq, start, length)
-        turns = turning.turns(rope, -length, self.n_layer, self.head_dim, pairing)
+        turns = turning.turns(rope, -int(length), self.n_layer, self.head_dim, pairing)
         self._carry_out(change, turns, pairing)
 
     def shift(
@@ -227,7 +227,10 @@ class KvStore(Sequences):
             self._tables.open(plan)
 
     def _abort(self, plan: Plan) -> None:
+        if not self._tables.is_open(plan):
+            return
         with Uninterrupted():
-            if self._tables.abort(plan) and self.sanitize:
+            self._tables.abort(plan)
+            if self.sanitize:
                 written = {cell for cells in plan.cells for cell in cells}
                 self._arena.clear((plan.kept | written) - self._tables.read_cells())

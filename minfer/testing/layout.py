@@ -106,9 +106,7 @@ class Layout(Places):
         held = self.known(seq)
         if cap < self.rows(held.run) or cap <= self.most_in_place(held.run):
             return self.resize(seq, cap), []
-        require(
-            cap - self.runs[held.run].cap <= self.free, f"{cap} cells, {self.free} are free"
-        )
+        require(cap - self.runs[held.run].cap <= self.free, f"{cap} cells, {self.free} are free")
         return held.run, self.grow(held.run, cap)
 
     def most_in_place(self, number: int) -> int:
