@@ -45,7 +45,7 @@ class Checked:
         self.cache: Any = cache
         self.refusals = refusals
         self.contents = Contents()
-        self.layout = Layout(len(self.cache.owners())) if offers(cache, "owners") else None
+        self.layout = Layout(len(self.cache.owners())) if offers(self.cache, "owners") else None
         self.calls: list[str] = []
         self.tally: Counter[tuple[str, str]] = Counter()
         self._run_ids: dict[int, int] = {}

@@ -29,6 +29,7 @@ class Layout(Places):
     """
 
     def reserve(self, seq: int, cap: int) -> int:
+        require(cap > 0, f"a run of {cap} cells")
         if seq in self.seqs:
             held = self.seqs[seq].run
             require(cap <= self.runs[held].cap, f"{seq} holds {self.runs[held].cap} cells")
@@ -97,7 +98,7 @@ class Layout(Places):
 
     def resize(self, seq: int, cap: int) -> int:
         held = self.known(seq)
-        require(cap >= self.rows(held.run), f"{self.rows(held.run)} rows are read")
+        require(cap >= max(1, self.rows(held.run)), f"{self.rows(held.run)} rows are read")
         require(cap <= self.most_in_place(held.run), "the cells above are not free")
         self.runs[held.run].cap = cap
         return held.run

@@ -71,12 +71,18 @@ def test_case(
     refusals: type[Exception] | tuple[type[Exception], ...],
 ) -> type[unittest.TestCase]:
     """See `minfer.testing.machine`."""
-    body = {"make": staticmethod(make_cache), "refusals": refusals, "tally": Counter()}
+    body: dict[str, Any] = {
+        "make": staticmethod(make_cache),
+        "refusals": refusals,
+        "tally": Counter(),
+    }
     made: Any = type("StoreMachine", (StoreMachine,), body)
     if seed is not None:
         made = hypothesis.seed(seed)(made)
     case: Any = made.TestCase
-    given = {"max_examples": examples, "stateful_step_count": steps}
+    given: dict[str, Any] = {"max_examples": examples, "stateful_step_count": steps}
+    if seed is not None:  # a run kept from before would come first
+        case.settings = hypothesis.settings(case.settings, database=None)
     case.settings = hypothesis.settings(
         case.settings,
         report_multiple_bugs=False,
