@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from minfer.errors import Refusal
 from minfer.testing.cache import Cache, offers
@@ -42,7 +42,7 @@ class Checked:
     def __init__(
         self, cache: Cache, refusals: type[Exception] | tuple[type[Exception], ...] = Refusal
     ) -> None:
-        self.cache: Any = cache
+        self.cache = cast(Any, cache)
         self.refusals = refusals
         self.contents = Contents()
         self.layout = Layout(len(self.cache.owners())) if offers(self.cache, "owners") else None
