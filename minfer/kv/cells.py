@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
 from minfer.kv.change import Change
-from minfer.kv.checks import sequence_id, whole_number
+from minfer.kv.checks import sequence_id, unknown, whole_number
 from minfer.kv.free import FreeCells
 from minfer.kv.readers import Readers
 from minfer.kv.runs import (
@@ -138,8 +138,7 @@ class CellTables:
         seq = sequence_id(seq)
         entry = self.entries.get(seq)
         if entry is None:
-            message = f"sequence {seq} is unknown to the store; reserve cells for it first"
-            raise Refusal("2.5", message, {"seq": seq})
+            raise unknown(seq)
         return entry
 
     def has(self, seq: int) -> bool:
