@@ -41,7 +41,11 @@ def case(
 
 
 def one(method: str, *arguments: object, **keywords: object) -> Call:
-    return lambda store: getattr(store, method)(*arguments, **keywords)
+    def call(store: KvStore) -> object:
+        return getattr(store, method)(*arguments, **keywords)
+
+    call.__name__ = method  # the id of a test
+    return call
 
 
 def write(*groups: tuple[int, int, int]) -> Call:
