@@ -207,12 +207,44 @@ class Session(Case):
         return names[measure]
 
 
+@dataclass(frozen=True)
+class Tables(Case):
+    """Bookkeeping alone, without bytes: an operation beside `sequences` others, cells in pieces."""
+
+    what: ClassVar[str] = "tables"
+    measures: ClassVar[tuple[str, ...]] = (
+        "reserve",
+        "release",
+        "append",
+        "truncate",
+        "remove",
+        "resize",
+        "share",
+        "copy",
+        "sharer writes",
+        "donor writes",
+        "stats",
+        "defrag",
+    )
+    sequences: int
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return ("",)
+
+    def work(self, fmt: str, measure: str) -> Work | None:
+        return None
+
+    def label(self, measure: str) -> str:
+        return f"{measure}, {self.sequences} sequences"
+
+
 def copies(case: Case, size: float, rotate_bytes: int) -> int:
     """How many sets of inputs of `size` bytes a cold case rotates over; a warm one keeps one."""
     return max(1, math.ceil(rotate_bytes / size)) if case.cold else 1
 
 
-CASES: dict[str, type[Case]] = {kind.what: kind for kind in (Attention, Product, Model, Session)}
+CASES: dict[str, type[Case]] = {kind.what: kind for kind in (Attention, Product, Model, Session, Tables)}
 
 
 def from_message(message: dict[str, Any]) -> Case:

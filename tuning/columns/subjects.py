@@ -21,13 +21,15 @@ class Measure:
     """What is timed of a subject.
 
     calls: equal work on rotating inputs. reset: before a sample. most: how many calls may follow
-    one reset; with 1 there is no untimed call before it.
+    one reset; with 1 there is no untimed call before it. after: a check of what a sample left,
+    which raises.
     """
 
     calls: Sequence[Call]
     reset: Call | None = None
     most: int = 1000
     turn: int = 0
+    after: Call | None = None
 
     def sample(self, n: int) -> float:
         """Seconds of one call, over at most n of them; an untimed one wakes the workers."""
@@ -40,7 +42,10 @@ class Measure:
         start = time.perf_counter()
         for call in chosen:
             call()
-        return (time.perf_counter() - start) / n
+        seconds = (time.perf_counter() - start) / n
+        if self.after is not None:
+            self.after()
+        return seconds
 
     def _next(self) -> Call:
         self.turn += 1
