@@ -41,7 +41,7 @@ class Arena:
         fill: float = 0.0,
     ) -> None:
         self.device, self.fmt, self.fill = device, fmt, fill
-        self._config = {} if threads is None else {"threads": threads}
+        self._threads = threads
         self.kernels: Any = device.package()
         shape = (fmt, n_ctx, n_head_kv, head_dim)
         regions: list[Region] = self.kernels.empty_regions(2 * n_layer, *shape, fill)
@@ -51,9 +51,10 @@ class Arena:
         """Copy rows inside every region, in order, cells verbatim (5.6)."""
         if not moves:
             return
-        for pair in self.layers:
-            for region in pair:
-                self.kernels.copy_rows(region, [(m.dst, m.src, m.rows) for m in moves])
+        table = np.array([(move.src, move.dst, move.rows) for move in moves], np.int32)
+        for layer, pair in enumerate(self.layers):
+            k, v = (self._run("move_cells", region, table) for region in pair)
+            self.layers[layer] = k, v
 
     def turn_keys(self, cells: range, turns: Sequence[Turn | None], pairing: str) -> None:
         """Rotate the K rows in `cells`, each layer by its own angles (5.7)."""
@@ -63,6 +64,9 @@ class Arena:
                 self.layers[layer] = self._turned(k, cells, turn, pairing), v
 
     def _turned(self, k: Region, cells: range, turn: Turn, pairing: str) -> Region:
+        if self.fmt is KvFormat.Q8_0:
+            k = self._run("map_q8_0_cells", k, joined([cells]), *turn, pairing=pairing)
+            return k
         for first in range(cells.start, cells.stop, ROWS_AT_ONCE):
             some = joined([range(first, min(first + ROWS_AT_ONCE, cells.stop))])
             rows = self.kernels.decode_cells(k, some)
@@ -89,5 +93,8 @@ class Arena:
         return copied
 
     def _run(self, op: str, region: Any, *args: Any, **scalars: Any) -> Any:
-        choice = registry.select(op, device=self.device, fmt=self.fmt, config=self._config)
-        return choice.launch(region, *args, **scalars, config=choice.config)
+        choice = registry.select(op, device=self.device, fmt=self.fmt)
+        config = dict(choice.config)
+        if self._threads is not None and "threads" in config:
+            config["threads"] = self._threads
+        return choice.launch(region, *args, **scalars, config=config)
