@@ -17,8 +17,9 @@ from minfer.kv.runs import Run, Stats
 from minfer.kv.sequences import Sequences
 from minfer.kv.uninterrupted import Uninterrupted
 from minfer.ops import DECODE, PREFILL
-from tuning.bench.cases import Case, Tables
+from tuning.bench.cases import Case
 from tuning.bench.protocol import Message
+from tuning.bench.store_cases import Tables
 from tuning.columns.subjects import Call, Measure, Subject
 
 GUESTS = 32  # sequences that one operation is done to, at most, before all is as it was
@@ -111,7 +112,7 @@ class Scene:
         self.drop([*self.readers, *self.donors])
         for donor in self.donors:
             self.store.reserve(donor, CAP)
-        self.feed({donor: (0, ROWS) for donor in self.donors})
+        self.feed(dict.fromkeys(self.donors, (0, ROWS)))
         for donor, reader in zip(self.donors, self.readers, strict=True):
             self.store.reserve(reader, 1)
             self.store.share_prefix(donor, reader, ROWS)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning.bench import cases
+from tuning.bench import suites
+from tuning.bench.cases import Case
 from tuning.bench.protocol import Handler, Message, pack, serve
 
 Call = Callable[[], Any]
@@ -66,7 +67,7 @@ class Subject:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-Prepare = Callable[[cases.Case, Message], Subject]
+Prepare = Callable[[Case, Message], Subject]
 
 
 def run_column(
@@ -78,7 +79,7 @@ def run_column(
     held: dict[str, Subject] = {}
 
     def do_prepare(request: Message) -> Message:
-        case = cases.from_message(request["case"])
+        case = suites.from_message(request["case"])
         subject = prepare[case.what](case, request)
         held[request["key"]] = subject
         return {
