@@ -51,8 +51,8 @@ class Session(Case):
 class Store(Case):
     """What it costs to share, copy and rearrange `rows` rows in `n_layer` layers.
 
-    A sequence that writes does so in the middle of what is shared: half the rows are copied. pieces:
-    of rows that a compaction packs. removed: positions in front of all that stay.
+    A sequence that writes does so in the middle of what is shared: half the rows are copied.
+    pieces: of rows that a compaction packs. removed: positions in front of all that stay.
     """
 
     what: ClassVar[str] = "store"

@@ -1,12 +1,13 @@
-"""What it costs to share, copy and rearrange the rows of a store, for the column of this project."""
+"""What it costs to share, copy and rearrange rows of a store, for the column of this project."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer import Batch, KvStore
 from minfer.format import Floats
+from minfer.kv.batch import Batch
+from minfer.kv.store import KvStore
 from minfer.ops import DECODE
 from minfer.rope import Rope
 from tuning.bench.cases import Case

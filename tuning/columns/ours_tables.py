@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from minfer import Batch
 from minfer.kv import removal
+from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change
 from minfer.kv.plan import make_plan
