@@ -6,29 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minfer import generation, rope
+from minfer import generation
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import Floats, KvFormat
 from minfer.generation import Generation
-from minfer.graph.builder import GraphBuilder
-from minfer.graph.cache import GraphCache
-from minfer.graph.nodes import Graph, Heads
-from minfer.graph.params import GraphParams
 from minfer.graph.run import execute, fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
 from minfer.models import chat_prompt
-from minfer.models.blocks import Model
+from minfer.models.graphs import ModelGraphs
 from minfer.models.sampling import Sampler, Sampling
 from minfer.models.text_stream import TextStream
 from minfer.ops import DECODE, PREFILL
 from minfer.prompts import checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
 from minfer.timing import Timing
-from minfer.window import WindowMode
 
 WARM_UP_SEQ = INT32_MAX
 
@@ -45,11 +40,7 @@ class Engine:
         self.path, self.hp, self.store = loaded.file.path, loaded.hp, loaded.store
         self.tokenizer = loaded.tokenizer
         self.chat_template = metadata.get("tokenizer.chat_template")
-        self._weights = loaded.weights
-        self._ropes = {r: rope.tables(self.store.n_ctx, r) for r in self.hp.ropes}
-        sliding = map(self.hp.sliding_of, range(self.hp.n_layer))
-        self._widths = [how.width if how else 0 for how in sliding]
-        self._graphs = GraphCache()
+        self._graphs = ModelGraphs(self.hp, loaded.weights, self.store, self.path.name)
 
     @classmethod
     def load(
@@ -61,6 +52,7 @@ class Engine:
         n_ctx: int | None = None,
         threads: int | None = None,
         weights: str | KvFormat | None = None,
+        sanitize: bool | None = None,
         progress: bool = False,
     ) -> Engine:
         """Load a GGUF model.
@@ -69,6 +61,7 @@ class Engine:
         n_ctx: cells of the cache; default 4096, or what the model was trained for if that is less.
         threads: workers of every kernel, default the cores this process may use. weights: format
         of the matrices, f32, f16 or q8_0; None or auto: Q8_0 ones as they are, others as f32.
+        sanitize: trace an attention that is not finite to a cell; None for MINFER_SANITIZE_CELLS.
         progress: show a bar on stderr while weights are decoded.
 
         Refuses before loading: a bad file, an unknown format, q8_0 on odd head sizes, a device
@@ -81,6 +74,7 @@ class Engine:
             n_ctx=n_ctx,
             threads=threads,
             weights=weights,
+            sanitize=sanitize,
             progress=progress,
         )
         return cls(loaded)
@@ -142,8 +136,7 @@ class Engine:
             raise Refusal("7.5", "a model needs Batch(tokens=...)")
         rows = output_rows(batch, n_out)
         with self.store.step(batch) as step:
-            params = self._params(batch, step.inputs.mode, len(rows))
-            graph = self._graphs.get(params, self._build)
+            graph = self._graphs.of(step.inputs, len(rows))
             inputs = fill_batch_inputs(graph, step.inputs, batch.tokens, rows, self.store.n_ctx)
             logits: Floats = execute(graph, inputs, step)
         return logits
@@ -224,20 +217,21 @@ class Engine:
             finally:  # an interrupt while kernels compile
                 self.store.release(WARM_UP_SEQ)
 
-    def _params(self, batch: Batch, mode: WindowMode, n_out: int) -> GraphParams:
-        return GraphParams(
-            n_tokens=len(batch.positions),
-            n_out=n_out,
-            kind=batch.kind,
-            devices=(self.store.device.name,) * self.hp.n_layer,
-            kv_format=self.store.fmt,
-            layout=self.store.layout,
-            windows=tuple((mode, width) for width in self._widths),
-            revision=self.path.name,
+    def remove(self, seq: int, start: int, length: int) -> None:
+        """Drop positions [start, start + length) of `seq`; later rows move down (contract 5.7).
+
+        Their keys are turned back by `length` positions, each layer's by its own rope. What those
+        rows saw when they were computed stays in them: the text as it was. Refuses an f16 cache,
+        rows in a share, rows that others read, and positions past the last one.
+        """
+        self.store.remove(
+            seq,
+            start,
+            length,
+            rope=[self.hp.rope_of(layer) for layer in range(self.hp.n_layer)],
+            pairing=self.hp.architecture.rope_pairing,
         )
 
-    def _build(self, params: GraphParams) -> Graph:
-        heads = Heads(self.hp.n_head, self.hp.n_head_kv, self.hp.head_dim)
-        builder = GraphBuilder(params, heads, self.n_vocab, self.store.threads)
-        model = Model(builder, self.hp, self._weights, self._ropes)
-        return builder.finish(self.hp.architecture.forward(model))
+    def shift(self, seq: int, drop: int) -> None:
+        """`remove` the first `drop` positions of `seq`."""
+        self.remove(seq, 0, drop)

@@ -43,6 +43,7 @@ class LoadedModel:
             cache_type=cache_type,
             device=old.device,
             threads=old.threads,
+            sanitize=old.sanitize,
         )
         return replace(self, store=new)
 
@@ -55,6 +56,7 @@ def load_model(
     n_ctx: int | None,
     threads: int | None,
     weights: str | KvFormat | None,
+    sanitize: bool | None,
     progress: bool,
 ) -> LoadedModel:
     """Load a GGUF file; arguments and refusals are those of `Engine.load`."""
@@ -86,7 +88,7 @@ def load_model(
     memory.keep_freed_pages()
     tokenizer = Tokenizer.from_gguf(file.metadata)
     loaded = load_weights(file, plan, progress=progress)
-    store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads)
+    store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads, sanitize=sanitize)
     return LoadedModel(file, hp, tokenizer, loaded, store)
 
 

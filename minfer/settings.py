@@ -22,11 +22,18 @@ class Setting:
     meaning: str
 
 
-FLAGS = ("MINFER_NO_FUSED_Q8_KV", "MINFER_METAL_SIM")
+FLAGS = (
+    "MINFER_NO_FUSED_Q8_KV",
+    "MINFER_SANITIZE_CELLS",
+    "MINFER_NO_KV_DEFRAG",
+    "MINFER_METAL_SIM",
+)
 SETTINGS = (
     Setting("MINFER_CACHE_TYPE", "auto", "KV cache format: f32, f16 or q8_0; --cache-type wins"),
     Setting("MINFER_CACHE_DIR", "~/.cache/minfer", "folder of pulled models and compiled kernels"),
     Setting("MINFER_NO_FUSED_Q8_KV", "0", "1: decode a q8_0 cache to f32 first, then attend"),
+    Setting("MINFER_SANITIZE_CELLS", "0", "1: unwritten cells hold NaN, reads of them are traced"),
+    Setting("MINFER_NO_KV_DEFRAG", "0", "1: the cell store never compacts"),
     Setting("MINFER_METAL_SIM", "0", "1: device metal runs in the simulator"),
 )
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_models import write_tiny_gguf
 
 from minfer import cli, kernels_numba, registry, settings
-from minfer.device import Device
+from minfer.device import BACKENDS, Backend, Device, DeviceKind
 from minfer.pull import model_path
 
 # Their assertions show values too.
@@ -30,6 +30,13 @@ def causal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = ModuleType("causal_only")
     vars(fake).update(vars(kernels_numba), SUPPORTS_ATTN_SPAN=False)
     monkeypatch.setattr(Device, "package", lambda device: fake)
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a device whose kernels are tests/planes, beside the CPU and its own."""
+    monkeypatch.setitem(BACKENDS, DeviceKind.CUDA, Backend("planes", "numba", "cuda"))
+    return DeviceKind.CUDA.label
 
 
 @pytest.fixture(scope="session")

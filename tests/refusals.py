@@ -33,4 +33,13 @@ def state(held: Sequences | None) -> object:
         if isinstance(held, KvStore)
         else []
     )
-    return held.digest(), held.generation, [region.arrays[0].tobytes() for region in regions]
+    return (
+        held.digest(),
+        held.generation,
+        [a.tobytes() for region in regions for a in region.arrays],
+    )
+
+
+def numbers(error: Refusal) -> set[int]:
+    """The whole numbers among the facts of a refusal, bools aside."""
+    return {fact for fact in error.facts.values() if type(fact) is int}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from errors_allowed import CAP, assert_within_budget
@@ -10,7 +13,9 @@ from numpy.typing import NDArray
 
 from minfer import reference, registry
 from minfer.format import KvFormat, Region
-from minfer.kv.batch import Batch
+from minfer.kv.batch import Batch, Group
+from minfer.kv.runs import FREE
+from minfer.kv.step import Step
 from minfer.kv.store import KvStore
 from minfer.receipt import Receipt
 
@@ -19,8 +24,12 @@ FORMATS = ("f32", "f16", "q8_0")
 Rows = NDArray[np.float32]
 
 
-def make_store(cache_type: str = "f32", n_ctx: int = 40, n_layer: int = 1) -> KvStore:
-    return KvStore(n_layer, n_ctx, N_HEAD_KV, HEAD_DIM, cache_type=cache_type, threads=1)
+def make_store(
+    cache_type: str = "f32", n_ctx: int = 40, n_layer: int = 1, sanitize: bool | None = None
+) -> KvStore:
+    return KvStore(
+        n_layer, n_ctx, N_HEAD_KV, HEAD_DIM, cache_type=cache_type, threads=1, sanitize=sanitize
+    )
 
 
 def token_rows(seq: int, positions: Sequence[int], n_head: int, what: int) -> Rows:
@@ -108,3 +117,185 @@ def scattered(cache_type: str) -> KvStore:
     store.release(7)
     forward(store, tokens((1, 0, 5), (2, 0, 6), (3, 0, 4)))
     return store
+
+
+# --- stores beside what they must read ------------------------------------------------------------
+
+A, B, C, D = 1, 2, 3, 4  # sequences
+
+
+class Seed(NamedTuple):
+    """What a row is made of; equal seeds, equal rows."""
+
+    seq: int
+    pos: int
+    step: int
+
+
+class Told:
+    """A store, and beside it what every sequence must read: the seed of each of its rows.
+
+    Methods do the same to both, and then compare them.
+    """
+
+    def __init__(
+        self,
+        cache_type: str = "f32",
+        n_ctx: int = 16,
+        n_layer: int = 1,
+        sanitize: bool | None = None,
+    ) -> None:
+        self.store = make_store(cache_type, n_ctx, n_layer, sanitize)
+        self.seeds: dict[int, list[Seed]] = {}
+        self.steps = 0
+
+    def reserve(self, seq: int, cap: int, rows: int = 0) -> None:
+        """Cells for `cap` positions, the first `rows` of them written."""
+        self.store.reserve(seq, cap)
+        self.seeds.setdefault(seq, [])
+        if rows:
+            self.write((seq, 0, rows))
+
+    def release(self, seq: int) -> None:
+        self.store.release(seq)
+        del self.seeds[seq]
+        self.check()
+
+    def truncate(self, seq: int, rows: int) -> None:
+        self.store.truncate(seq, rows)
+        del self.seeds[seq][rows:]
+        self.check()
+
+    def share(self, src: int, dst: int, rows: int) -> None:
+        self.store.share_prefix(src, dst, rows)
+        self.seeds[dst] = self.seeds[src][:rows]
+        self.check()
+
+    def copy(self, src: int, dst: int, rows: int) -> None:
+        self.store.copy_prefix(src, dst, rows)
+        self.seeds[dst] = self.seeds[src][:rows]
+        self.check()
+
+    def remove(self, seq: int, start: int, length: int) -> None:
+        """Removal of rows that are not rotated."""
+        self.store.remove(seq, start, length, rope=None)
+        del self.seeds[seq][start : start + length]
+        self.check()
+
+    def write(self, *groups: tuple[int, int, int], kind: str = "prefill") -> Step:
+        """A step over groups of (sequence, first position, rows)."""
+        batch, fresh = self._fresh(groups, kind)
+        with self.store.step(batch) as step:
+            self._write(step, fresh)
+        self._keep(batch, fresh)
+        return step
+
+    def attend(self, *groups: tuple[int, int, int], kind: str = "prefill", width: int = 0) -> Step:
+        """A step whose answers are near the oracle's, and in bits those of a sequence alone."""
+        batch, fresh = self._fresh(groups, kind)
+        q = np.stack([seed_row(seed, N_HEAD, 0) for seed in fresh])
+        with self.store.step(batch) as step:
+            self._write(step, fresh)
+            out = step.attend(0, q=q, width=width)
+        self._keep(batch, fresh)
+        for group in batch.groups:
+            rows = slice(group.row, group.row + group.n)
+            assert_attends(
+                self.store, step.receipts[0], group.seq, group.t, q[rows], out[rows], width
+            )
+            np.testing.assert_array_equal(out[rows], self.alone(group, q[rows], kind, width))
+        return step
+
+    def alone(self, group: Group, q: Rows, kind: str, width: int) -> Rows:
+        """The answer of a store that holds the rows of one sequence and nothing else."""
+        end = group.t + group.n
+        k, v = seed_rows(self.seeds[group.seq][:end], 0)
+        store = make_store(str(self.store.fmt), n_ctx=end)
+        store.reserve(0, end)
+        if group.t:
+            store.import_rows(0, k[None, : group.t], v[None, : group.t])
+        with store.step(tokens((0, group.t, group.n), kind=kind)) as step:
+            step.write(0, k=k[group.t :], v=v[group.t :])
+            return step.attend(0, q=q, width=width)
+
+    def _fresh(self, groups: Sequence[tuple[int, int, int]], kind: str) -> tuple[Batch, list[Seed]]:
+        self.steps += 1
+        batch = tokens(*groups, kind=kind)
+        named = zip(batch.seq_ids, batch.positions, strict=True)
+        return batch, [Seed(seq, pos, self.steps) for seq, pos in named]
+
+    def _write(self, step: Step, fresh: list[Seed]) -> None:
+        for layer in range(self.store.n_layer):
+            k, v = seed_rows(fresh, layer)
+            step.write(layer, k=k, v=v)
+
+    def _keep(self, batch: Batch, fresh: list[Seed]) -> None:
+        for group in batch.groups:
+            rows = fresh[group.row : group.row + group.n]
+            self.seeds[group.seq][group.t : group.t + group.n] = rows
+        self.check()
+
+    def check(self) -> None:
+        """The tables are sound, and every row of every sequence reads back."""
+        self.store.check()
+        assert_clear(self.store)
+        for seq, seeds in self.seeds.items():
+            assert self.store.written(seq) == len(seeds), f"rows of sequence {seq}"
+            for layer in range(self.store.n_layer if seeds else 0):
+                for which, rows in zip("kv", seed_rows(seeds, layer), strict=True):
+                    wanted = reference.encode_rows(rows.reshape(len(seeds), -1), self.store.fmt)
+                    found = self.store.export_cells(seq, layer, which)
+                    np.testing.assert_array_equal(found, wanted, f"{which} of sequence {seq}")
+
+
+@cache
+def seed_row(seed: Seed, n_head: int, what: int) -> Rows:
+    """[n_head, head_dim]; what: 0 for q, then K and V of every layer."""
+    return np.random.default_rng([*seed, what]).standard_normal(
+        (n_head, HEAD_DIM), dtype=np.float32
+    )
+
+
+def seed_rows(seeds: Sequence[Seed], layer: int) -> tuple[Rows, Rows]:
+    """K and V of one layer, [n, n_head_kv, head_dim] each."""
+    k, v = (
+        np.stack([seed_row(seed, N_HEAD_KV, 1 + 2 * layer + i) for seed in seeds]) for i in (0, 1)
+    )
+    return k, v
+
+
+def read_cells(store: KvStore) -> set[int]:
+    """The cells that hold a row which some sequence may read."""
+    cells: set[int] = set()
+    for seq in store.sequences():
+        for span in store.spans(seq):
+            rows = min(span.length, store.written(seq) - span.position)
+            cells.update(range(span.cell, span.cell + max(0, rows)))
+    return cells
+
+
+def assert_clear(store: KvStore) -> None:
+    """Under the sanitizer every cell that nobody reads holds NaN (contract 5.10)."""
+    if not store.sanitize:
+        return
+    kernels = store.device.package()
+    unread = np.array(sorted(set(range(store.n_ctx)) - read_cells(store)), np.int32)
+    for layer in range(store.n_layer):
+        for region in store.region(layer):
+            rows = kernels.to_host(kernels.decode_cells(region, unread))
+            assert np.isnan(rows).all(), f"layer {layer}: a cell of {unread.tolist()} is not NaN"
+
+
+def layout(store: KvStore) -> list[tuple[int, int, int]]:
+    """(run id, first cell, cells) over the whole arena in cell order; FREE where there is none."""
+    found, cell = [], 0
+    for run, cells in groupby(store.owners()):
+        n = len(list(cells))
+        found.append((run, cell, n))
+        cell += n
+    return found
+
+
+def free_runs(store: KvStore) -> list[tuple[int, int]]:
+    """(first cell, end) of every free run."""
+    return [(cell, cell + n) for run, cell, n in layout(store) if run == FREE]

@@ -227,7 +227,7 @@ def test_layers_of_gemma(gemma: Path) -> None:
         16,
     ]
     assert hp.rope == Rope(32, 1e6) and hp.ropes == (hp.rope, Rope(32, 1e4))
-    assert load(gemma)._widths == [16] * 5 + [0, 16]
+    assert load(gemma)._graphs.widths == [16] * 5 + [0, 16]
 
 
 @pytest.mark.parametrize("name", MODULES)

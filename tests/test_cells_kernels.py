@@ -172,6 +172,8 @@ def test_regions_start_as_zero_or_nan_and_cells_can_be_cleared(fmt: KvFormat) ->
     assert (cleared[[1, 3]] == 0).all() and np.isnan(cleared[[0, 2, 4]]).all()
     with pytest.raises(Refusal, match="0 or NaN, not 2"):
         backend.clear_cells(region, np.array([0]), fill=2.0)
+    with pytest.raises(Refusal, match="0 or NaN, not 2"):
+        backend.empty_region(fmt, 5, 1, 32, fill=2.0)
 
 
 def test_cells_move_verbatim() -> None:

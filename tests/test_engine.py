@@ -235,7 +235,7 @@ def test_an_engine_takes_the_threads_and_the_name_it_was_given(tiny_gguf: Path) 
 
 def test_logits_that_are_not_finite_stop_generation(tiny_gguf: Path) -> None:
     engine = load(tiny_gguf)
-    engine._weights["output_norm.weight"] = np.full(64, np.nan, np.float32)
+    engine._loaded.weights["output_norm.weight"] = np.full(64, np.nan, np.float32)
     with pytest.raises(Refusal, match="position 10") as refused:
         list(engine.generate(PROMPT, 2))
     assert refused.value.rule == "4.2"

@@ -24,7 +24,7 @@ def engine(tiny_gguf: Path) -> Engine:
 
 
 def decode_graph(engine: Engine, n_tokens: int = 1):
-    return engine._build(
+    return engine._graphs.build(
         GraphParams(
             n_tokens=n_tokens,
             n_out=n_tokens,
@@ -67,7 +67,7 @@ def test_receipts_cover_every_op(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_tiles_have_the_height_of_the_bound_variant(engine: Engine, kind: str) -> None:
-    graph = engine._build(replace(decode_graph(engine, 40).params, kind=kind))
+    graph = engine._graphs.build(replace(decode_graph(engine, 40).params, kind=kind))
     (receipt,) = [r for r in graph.receipts if r.op == "attn_window"]
     at = np.arange(40, dtype=np.int32)
     planned = StepInputs(kind, WindowMode.CAUSAL, (40,), at, at, None)

@@ -119,7 +119,7 @@ def test_turns_that_do_not_fit_are_refused_and_change_no_byte() -> None:
     wide, two = np.ones((1, 17), np.float32), np.ones((2, 16), np.float32)
     for rule, message, tensors, pairing in (
         ("2.5", "cell 6 of row 1 is outside", (region, np.array([1, 6]), table, table), HALF),
-        ("5.7", "cell 4 is named more than once",
+        ("5.7", "cell 4 of row 2 was named before",
          (region, np.array([4, 1, 4]), table, table), HALF),
         ("5.7", "tables [1, 17] and [1, 17] are not one row", (region, cells, wide, wide), HALF),
         ("5.7", "tables [2, 16] and [2, 16]", (region, cells, two, two), HALF),

@@ -21,8 +21,8 @@ FORMATS = [fmt.value for fmt in KvFormat]
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(3, 289, 150)]
 
 
-def load(path: Path, cache_type: str = "f32", n_ctx: int = 64, threads: int = 2) -> Engine:
-    return Engine.load(path, cache_type=cache_type, n_ctx=n_ctx, threads=threads)
+def load(path: Path, cache_type: str = "f32", **how: object) -> Engine:
+    return Engine.load(path, cache_type=cache_type, **{"n_ctx": 64, "threads": 2, **how})
 
 
 def nll(engine: Engine, windows: list[Window], kind: str = "prefill") -> np.ndarray:
@@ -241,17 +241,18 @@ def test_decode_is_measured_by_its_own_kernels(tiny_gguf: Path, fmt: str) -> Non
 
 
 def test_logits_that_are_not_finite_are_refused_by_position(tiny_gguf: Path) -> None:
-    engine, windows, which = load(tiny_gguf), cut(150, 64), 64 + 40
-    embeddings = engine._weights["token_embd.weight"]
-    engine._weights["output.weight"] = embeddings
+    # The sanitizer would name the cell instead.
+    engine, windows, which = load(tiny_gguf, sanitize=False), cut(150, 64), 64 + 40
+    embeddings = engine._loaded.weights["token_embd.weight"]
+    engine._loaded.weights["output.weight"] = embeddings
     broken = np.array(embeddings.array)
     broken[TOKENS[which]] = np.nan
-    engine._weights["token_embd.weight"] = dataclasses.replace(embeddings, array=broken)
+    engine._loaded.weights["token_embd.weight"] = dataclasses.replace(embeddings, array=broken)
     message = "after token 104 of the text (position 40 of its window) are not finite"
     error = refused(None, "4.2", lambda: nll(engine, windows, "decode"), message)
     assert error.facts == {"token": which, "position": 40, "fmt": "f32"}
     engine = load(tiny_gguf)
-    engine._weights["output_norm.weight"] = np.full(64, np.inf, np.float32)
+    engine._loaded.weights["output_norm.weight"] = np.full(64, np.inf, np.float32)
     refused(None, "4.2", lambda: nll(engine, windows), "after token 32 of the text")
     assert not engine.store.has(feeding.SEQ)
 

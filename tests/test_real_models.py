@@ -84,7 +84,7 @@ def test_gemma3_by_its_metadata(gemma: Engine) -> None:
     hp = gemma.hp
     assert (hp.n_layer, hp.n_embd, hp.n_ff, hp.n_vocab) == (18, 640, 2048, 262144)
     assert (hp.n_head, hp.n_head_kv, hp.head_dim) == (4, 1, 256)
-    assert gemma._widths == ([512] * 5 + [0]) * 3
+    assert gemma._graphs.widths == ([512] * 5 + [0]) * 3
     assert hp.rope == Rope(256, 1e6) and hp.sliding and hp.sliding.rope == Rope(256, 1e4)
     assert attention_scale(hp) == 1 / 16 and hp.logit_softcap == 0
 

@@ -56,6 +56,12 @@ def test_values_show_what_is_set_and_the_defaults(monkeypatch: pytest.MonkeyPatc
     }
 
 
+def test_flags_are_off_by_default() -> None:
+    off = {setting.name for setting in settings.SETTINGS if setting.default == "0"}
+    assert off == set(settings.FLAGS)
+    assert {"MINFER_SANITIZE_CELLS", "MINFER_NO_KV_DEFRAG"} < off
+
+
 def test_every_flag_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in settings.FLAGS:
         monkeypatch.delenv(name, raising=False)

@@ -114,7 +114,7 @@ def test_the_number_of_threads_changes_no_bit(engine: Engine, smollm2: Path) -> 
     expected = engine.prefill(tokens, 0)
     decoded = engine.decode(5, 0)
     alone = Engine.load(smollm2, cache_type=engine.store.fmt.value, n_ctx=64, threads=1)
-    alone._weights = engine._weights
+    alone._loaded.weights.update(engine._loaded.weights)
     alone.store.reserve(0, 64)
     assert np.array_equal(alone.prefill(tokens, 0), expected)
     assert np.array_equal(alone.decode(5, 0), decoded)

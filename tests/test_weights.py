@@ -290,7 +290,7 @@ def test_the_command_line_takes_a_format_of_weights(
 
 def test_a_tied_table_is_one_array(tiny_gguf: Path) -> None:
     engine, _ = logits(tiny_gguf, "q8_0")
-    table = engine._weights["token_embd.weight"].array
+    table = engine._loaded.weights["token_embd.weight"].array
     for graph in engine._graphs:
         held = [s for s in graph.slots if isinstance(s, np.ndarray) and s.shape == table.shape]
         assert held and all(np.shares_memory(array, table) for array in held)

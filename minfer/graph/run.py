@@ -10,12 +10,14 @@ import numpy as np
 from minfer import window
 from minfer.errors import Refusal
 from minfer.format import Int32, KvFormat, Region
-from minfer.graph.nodes import Graph, LayerRegions
+from minfer.graph.nodes import Graph, LayerRegions, Node
 from minfer.kv.batch import Batch
 from minfer.kv.checks import whole_number
 from minfer.kv.inputs import StepInputs
+from minfer.kv.sanitizer import Attended
 from minfer.kv.step import Step
 from minfer.ops import DECODE
+from minfer.registry import ATTENTION
 
 
 def fill_batch_inputs(
@@ -113,7 +115,7 @@ def _check_tiles(tiles: Int32, n_tokens: int) -> None:
 
 def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
     """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab]."""
-    slots = list(graph.slots)
+    slots, sanitizes = list(graph.slots), step.sanitizes
     for name, slot in graph.inputs.items():
         slots[slot] = inputs[name]
     for layer, where in graph.regions.items():
@@ -129,9 +131,25 @@ def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
             for slot, value in zip(node.outputs, result, strict=True):
                 slots[slot] = value
             step.stored(node.stores, *result[1:])
+        if sanitizes and node.op in ATTENTION:
+            step.check(_attended(graph, node, slots), result)
         for slot in node.frees:
             slots[slot] = None
     return slots[graph.output]
+
+
+def _attended(graph: Graph, node: Node, slots: Sequence[Any]) -> Attended:
+    """The attention of `node`; its layer is that of the node that stored the cells it reads."""
+    q, k, v, *windows = [slots[i] for i in node.inputs]
+    layers = {at: n.stores for n in graph.nodes if n.stores is not None for at in n.outputs}
+    return Attended(
+        layer=layers[node.inputs[1]],
+        q=q,
+        width=node.scalars["width"],
+        receipt=next(receipt for receipt in graph.receipts if receipt.op == node.op),
+        regions=(k, v),
+        launch=lambda k, v: node.launch(q, k, v, *windows, **node.scalars),
+    )
 
 
 def _check_region(layer: int, region: Region, fmt: KvFormat, where: LayerRegions) -> None:

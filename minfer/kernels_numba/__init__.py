@@ -25,6 +25,7 @@ def empty_regions(
     count: int, fmt: KvFormat, n_cells: int, n_head_kv: int, head_dim: int, fill: float = 0.0
 ) -> list[Region]:
     """Regions of `n_cells` cells of n_head_kv * head_dim elements, all 0.0 or all NaN (`fill`)."""
+    check_fill(fill)
     width = cell_bytes(fmt, n_head_kv * head_dim)
     arenas = [flat.reshape(n_cells, width) for flat in zeroed([n_cells * width] * count)]
     regions = [Region(fmt, LAYOUT, n_head_kv, head_dim, (arena,)) for arena in arenas]
@@ -46,10 +47,15 @@ def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> None:
     """Set every element of the cells to 0.0 or NaN, padding to zero."""
     from minfer.kernels_numba.cells import store_cells_rows
 
-    if not (fill == 0 or math.isnan(fill)):
-        raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
+    check_fill(fill)
     rows = np.full((np.size(cells), region.n_head_kv, region.head_dim), fill, np.float32)
     store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
+
+
+def check_fill(fill: float) -> None:
+    """Refuse to fill cells with anything but 0.0 and NaN."""
+    if not (fill == 0 or math.isnan(fill)):
+        raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
 
 
 def to_host(array: Any) -> NDArray[Any]:

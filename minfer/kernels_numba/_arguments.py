@@ -27,6 +27,17 @@ def first_outside(values: Any, limit: Any) -> int:
 
 
 @kernel
+def first_repeated(values: Any, limit: Any) -> int:
+    """Index of the first value in [0, limit) that stands before already, or -1."""
+    seen = np.zeros(limit, np.bool_)
+    for i in range(values.size):
+        if seen[values[i]]:
+            return i
+        seen[values[i]] = True
+    return -1
+
+
+@kernel
 def first_beyond(moves: Any, n_cells: Any) -> int:
     """Index of the first (src, dst, rows) of `moves` that leaves the n_cells cells, or -1."""
     for i in range(moves.shape[0]):
@@ -228,13 +239,12 @@ def checked_moves(region: Region, moves: Any) -> Int32:
 def checked_turn(region: Region, cells: Any, cos: Any, sin: Any) -> tuple[Int32, Floats, Floats]:
     """Cells of a q8_0 region, each named once, and the table row that turns their heads."""
     cells = checked_cells(region, cells)
-    ordered = np.sort(cells)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if repeated.size:
+    bad = first_repeated(cells, region.n_cells)
+    if bad >= 0:
         raise Refusal(
             "5.7",
-            f"cell {repeated[0]} is named more than once; a call turns a cell once",
-            {"cell": int(repeated[0])},
+            f"cell {cells[bad]} of row {bad} was named before; a call turns a cell once",
+            {"cell": int(cells[bad]), "row": bad},
         )
     cos, sin = read_only(cos, "cos", 2), read_only(sin, "sin", 2)
     if cos.shape != sin.shape or len(cos) != 1 or 2 * cos.shape[1] > region.head_dim:

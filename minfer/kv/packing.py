@@ -36,7 +36,7 @@ def off() -> bool:
     return settings.flag("MINFER_NO_KV_DEFRAG")
 
 
-def refuse_above_free(rule: str, tables: CellTables, need: int, what: str) -> None:
+def refuse_above_free(rule: str, tables: CellTables, need: int, what: str, **facts: object) -> None:
     """Refuse what all free cells together cannot give."""
     free = tables.free.cells
     if need > free:
@@ -44,7 +44,7 @@ def refuse_above_free(rule: str, tables: CellTables, need: int, what: str) -> No
             rule,
             f"{what} needs {need} free cells and of {tables.n_ctx} only {free} are free; "
             "release or truncate sequences first",
-            {"need": need, "free": free, "n_ctx": tables.n_ctx},
+            {"need": need, "free": free, "n_ctx": tables.n_ctx, **facts},
         )
 
 

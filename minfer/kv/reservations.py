@@ -104,7 +104,8 @@ def resize(tables: CellTables, seq: int, cap: int, *, defrag: bool = False) -> C
     if cap - run.cap > above:
         if not defrag or off():
             raise _no_room_above(tables, seq, run, cap, above, defrag)
-        refuse_above_free("5.3", tables, cap - run.cap, f"sequence {seq} asks for {cap} cells")
+        asks = f"sequence {seq} holds {run.cap} cells, asks for {cap} and"
+        refuse_above_free("5.3", tables, cap - run.cap, asks, seq=seq, cap=run.cap, asked=cap)
         pack(draft, grown(tables.runs.values(), run, cap))
         run = draft.run(run.id)
     if cap != run.cap:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minfer import registry
 from minfer.errors import Refusal
 from minfer.format import Floats, Region
+from minfer.kv import sanitizer
 from minfer.kv.checks import checked_query, checked_rows, checked_scale, whole_number
 from minfer.kv.inputs import StepInputs
 from minfer.kv.plan import Plan
+from minfer.kv.sanitizer import Attended
 from minfer.ops import Shape
 from minfer.receipt import Receipt
 
@@ -30,6 +32,7 @@ class Step:
         self.moves = plan.moves
         self.receipts: dict[int, Receipt] = {}
         self._store = store
+        self._plan = plan
         self._written: set[int] = set()
         self._choices: dict[tuple[str, int, str | None], registry.Choice] = {}
         self._closed = False
@@ -88,21 +91,33 @@ class Step:
         q = checked_query(q, inputs.n_tokens, store.n_head_kv, store.head_dim)
         width = whole_number(width, "sliding width", "2.4")
         choice = self._choose(inputs.mode.op, q.shape[1], variant)
-        k, v = store.region(layer)
-        out: Floats = choice.launch(
-            q,
-            k,
-            v,
-            inputs.positions,
-            inputs.window,
-            inputs.cut(choice.block_m),
-            fmt=store.fmt,
-            scale=checked_scale(scale, store.head_dim),
-            width=width,
-            config=choice.config,
-        )
+        regions = store.region(layer)
+        windows = (inputs.positions, inputs.window, inputs.cut(choice.block_m))
+        scalars = {
+            "fmt": store.fmt,
+            "scale": checked_scale(scale, store.head_dim),
+            "width": width,
+            "config": choice.config,
+        }
+        out: Floats = choice.launch(q, *regions, *windows, **scalars)
         self.receipts[layer] = choice.receipt
+        if store.sanitize:
+
+            def launch(k: Region, v: Region) -> Floats:
+                again: Floats = choice.launch(q, k, v, *windows, **scalars)
+                return again
+
+            self.check(Attended(layer, q, width, choice.receipt, regions, launch), out)
         return out
+
+    @property
+    def sanitizes(self) -> bool:
+        """Whether every attention is to be checked; a graph does so by `check`."""
+        return self._store.sanitize
+
+    def check(self, attended: Attended, out: Any) -> None:
+        """Refuse an output [n_tokens, n_head, head_dim] that is not finite (contract 5.10)."""
+        sanitizer.check(self._store, self._plan, attended, out)
 
     def finish(self) -> None:
         """Refuse the end of the block while a layer is unwritten."""

@@ -118,7 +118,7 @@ class KvStore(Sequences):
         """
         turning.refuse_without_map(self.fmt)
         change = removal.remove(self._tables, seq, start, length)
-        turns = turning.turns(rope, -length, self.n_layer, self.head_dim, pairing)
+        turns = turning.turns(rope, -int(length), self.n_layer, self.head_dim, pairing)
         self._carry_out(change, turns, pairing)
 
     def shift(

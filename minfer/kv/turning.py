@@ -31,7 +31,7 @@ def turns(
     rope: one for all layers, or one a layer.
     """
     check_pairing(pairing)
-    each = [rope] * n_layer if rope is None or isinstance(rope, Rope) else list(rope)
+    each = list(rope) if isinstance(rope, Sequence) else [rope] * n_layer
     if len(each) != n_layer:
         raise Refusal(
             "5.7",

@@ -64,8 +64,7 @@ class Model:
         b = self.builder
         ropes = {r: (b.constant(cos), b.constant(sin)) for r, (cos, sin) in self.tables.items()}
         for index in range(self.hp.n_layer):
-            sliding = self.hp.sliding_of(index)
-            yield Layer(self, index, *ropes[sliding.rope if sliding else self.hp.rope])
+            yield Layer(self, index, *ropes[self.hp.rope_of(index)])
 
     def logits(self, x: Value) -> Value:
         """[n_out, n_vocab] of the rows in `out_rows`, after the last norm."""

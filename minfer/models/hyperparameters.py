@@ -110,6 +110,11 @@ class Hyperparameters:
         local = self.sliding is not None and (layer + 1) % self.sliding.period
         return self.sliding if local else None
 
+    def rope_of(self, layer: int) -> Rope:
+        """How a layer turns its queries and keys."""
+        sliding = self.sliding_of(layer)
+        return sliding.rope if sliding else self.rope
+
     def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and row-major shape of every tensor of the model."""
         yield "token_embd.weight", (self.n_vocab, self.n_embd)

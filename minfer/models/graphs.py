@@ -1,0 +1,64 @@
+"""The graphs of one model over one store (contract 7.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minfer import rope
+from minfer.graph.builder import GraphBuilder
+from minfer.graph.cache import GraphCache
+from minfer.graph.nodes import Graph, Heads
+from minfer.graph.params import GraphParams
+from minfer.kv.inputs import StepInputs
+from minfer.kv.store import KvStore
+from minfer.models.blocks import Model
+from minfer.models.hyperparameters import Hyperparameters
+
+
+class ModelGraphs:
+    """Builds a graph where a batch needs another one, and keeps it by its params.
+
+    weights: what `models.weights.load_weights` gives. revision: the name of the model file.
+    """
+
+    def __init__(
+        self, hp: Hyperparameters, weights: Mapping[str, Any], store: KvStore, revision: str
+    ) -> None:
+        self._hp, self._weights, self._store, self._revision = hp, weights, store, revision
+        self._tables = {r: rope.tables(store.n_ctx, r) for r in hp.ropes}
+        sliding = map(hp.sliding_of, range(hp.n_layer))
+        self.widths = [how.width if how else 0 for how in sliding]
+        self._kept = GraphCache()
+
+    @property
+    def built(self) -> int:
+        """How many graphs were built so far."""
+        return self._kept.built
+
+    def __iter__(self) -> Iterator[Graph]:
+        """The graphs that are kept."""
+        return iter(self._kept)
+
+    def of(self, inputs: StepInputs, n_out: int) -> Graph:
+        """The graph for a batch of which `n_out` rows give logits."""
+        params = GraphParams(
+            n_tokens=inputs.n_tokens,
+            n_out=n_out,
+            kind=inputs.kind,
+            devices=(self._store.device.name,) * self._hp.n_layer,
+            kv_format=self._store.fmt,
+            layout=self._store.layout,
+            windows=tuple((inputs.mode, width) for width in self.widths),
+            revision=self._revision,
+        )
+        return self._kept.get(params, self.build)
+
+    def build(self, params: GraphParams) -> Graph:
+        """A new graph of `params`."""
+        hp = self._hp
+        heads = Heads(hp.n_head, hp.n_head_kv, hp.head_dim)
+        builder = GraphBuilder(params, heads, hp.n_vocab, self._store.threads)
+        return builder.finish(
+            hp.architecture.forward(Model(builder, hp, self._weights, self._tables))
+        )

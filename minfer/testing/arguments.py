@@ -1,0 +1,152 @@
+"""What each operation is called with at random; by operation, see `draws`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minfer.testing.draws import CAP, ROWS, Drawn, There
+
+
+def reserve(d: Drawn) -> Sequence[int]:
+    return d.new_seq(), d.number(0, 9) if d.wild else d.number(1, min(CAP, d.free()[1]))
+
+
+def reserve_with_defrag(d: Drawn) -> Sequence[int]:
+    free, gap = d.free()
+    if d.wild or free <= gap:
+        return reserve(d)
+    return d.new_seq(), d.number(gap + 1, min(free, gap + 3))
+
+
+def release(d: Drawn) -> Sequence[int]:
+    """Half of the time one that others read, so that orphans are left."""
+    read = d.known(lambda seq: d.read_by_others(seq) > 0)
+    return (d.one_of(read) if read and d.number(0, 1) else d.any_seq(),)
+
+
+def truncate(d: Drawn) -> Sequence[int]:
+    seq = d.seq(lambda seq: d.written[seq] > 0)
+    return seq, d.number(0, d.written[seq] + d.wild)
+
+
+def resize(d: Drawn) -> Sequence[int]:
+    seq = d.seq()
+    lowest = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq))
+    return seq, d.number(0, 9) if d.wild else d.number(lowest, d.own_cap(seq) + 2)
+
+
+def resize_with_defrag(d: Drawn) -> Sequence[int]:
+    seq = d.seq()
+    own = d.own_cap(seq)
+    return seq, d.number(0, 9) if d.wild else d.number(own, own + min(3, d.free()[0]))
+
+
+def defrag(d: Drawn) -> Sequence[int | None]:
+    free, gap = d.free()
+    everything = d.number(0, 1) == 0
+    return (None if everything else d.number(min(gap + 1, free) or 1, free + d.wild),)
+
+
+def can_share(there: There) -> bool:
+    donors, empty = there.known(lambda seq: there.can_give(seq) > 0), there.known(there.is_empty)
+    return bool(donors and empty) and len({*donors, *empty}) > 1
+
+
+def share_prefix(d: Drawn) -> Sequence[int]:
+    dst = d.seq(d.is_empty)
+    src = d.seq(lambda seq: seq != dst and d.can_give(seq) > 0)
+    return src, dst, d.number(0, 7) if d.wild else d.number(1, d.can_give(src))
+
+
+def can_fork(there: There) -> bool:
+    return bool(there.known(lambda seq: there.can_give(seq) > 0)) and there.free()[1] > 0
+
+
+def family(d: Drawn) -> Sequence[Any]:
+    """Cells of a sequence at the bottom, cells and rows of one above it, and of its forks."""
+    below, cap = d.number(0, 3), d.number(0, 5)
+    rows = d.number(1, max(1, cap))
+    forks = [(d.number(1, 3), d.number(1, rows)) for _ in range(d.number(0, 2) if cap else 0)]
+    return below, cap, rows, forks
+
+
+def fork(d: Drawn) -> Sequence[int]:
+    """Arguments of a reservation and of a share for it: src, dst, cap, rows."""
+    src = d.seq(lambda seq: d.can_give(seq) > 0)
+    most = d.can_give(src)
+    return src, d.new_seq(), d.number(1, min(4, d.free()[1])), d.number(max(1, most - 2), most)
+
+
+def can_copy(there: There) -> bool:
+    sources, takers = there.known(lambda s: there.written[s] > 0), there.known(there.takes_copies)
+    return bool(sources and takers) and len({*sources, *takers}) > 1
+
+
+def copy_prefix(d: Drawn) -> Sequence[int]:
+    dst = d.seq(d.takes_copies)
+    src = d.seq(lambda seq: seq != dst and d.written[seq] > d.written[dst])
+    most = min(d.written[src], d.cap(dst))
+    return src, dst, d.number(1, 7) if d.wild else d.number(max(1, d.written[dst]), most)
+
+
+def can_remove(there: There) -> bool:
+    return bool(there.known(lambda seq: there.written[seq] > there.fixed(seq)))
+
+
+def remove(d: Drawn) -> Sequence[int]:
+    seq = d.seq(lambda seq: d.written[seq] > d.fixed(seq))
+    if d.wild:
+        return seq, d.number(0, d.written[seq]), d.number(1, 4)
+    start = d.number(d.fixed(seq), d.written[seq] - 1)
+    return seq, start, d.number(1, min(3, d.written[seq] - start))
+
+
+def can_shift(there: There) -> bool:
+    return bool(there.known(lambda seq: there.written[seq] > 0 and not there.fixed(seq)))
+
+
+def shift(d: Drawn) -> Sequence[int]:
+    seq = d.seq(lambda seq: d.written[seq] > 0 and not d.fixed(seq))
+    return seq, d.number(1, d.written[seq] + d.wild)
+
+
+def write(d: Drawn) -> Sequence[int]:
+    return d.group(d.seq())
+
+
+def can_append(there: There) -> bool:
+    return bool(there.known(lambda seq: there.cap(seq) > there.written[seq]))
+
+
+def append(d: Drawn) -> Sequence[int]:
+    seq = d.seq(lambda seq: d.cap(seq) > d.written[seq])
+    return seq, d.number(1, ROWS + 4 if d.wild else min(ROWS, d.cap(seq) - d.written[seq]))
+
+
+def step(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
+    return (groups(d, []),)
+
+
+def failing_step(d: Drawn) -> Sequence[Any]:
+    return groups(d, []), d.number(0, 2)
+
+
+def can_rewrite(there: There) -> bool:
+    return bool(there.known(lambda seq: bool(there.shared_starts(seq))))
+
+
+def rewrite(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
+    """A step that copies on write."""
+    seq = d.seq(lambda seq: bool(d.shared_starts(seq)))
+    return (groups(d, [d.group(seq, d.shared_starts(seq))]),)
+
+
+def groups(d: Drawn, begun: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Up to two more groups; in a wild call a sequence may come twice."""
+    for _ in range(d.number(0 if begun else 1, 2)):
+        taken = [] if d.wild else [group[0] for group in begun]
+        left = [seq for seq in sorted(d.written) if seq not in taken]
+        if left:
+            begun.append(d.group(d.one_of(left)))
+    return begun

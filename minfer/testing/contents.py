@@ -1,0 +1,130 @@
+"""What a cache must answer: a plain reference store without cells.
+
+A dict of (sequence, position) -> value, and how many positions each sequence has. Every operation
+is a line or two here, so that this is easy to believe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+Group: TypeAlias = tuple[int, int, Sequence[int]]  # sequence, first position, one value a row
+
+
+class Impossible(Exception):
+    """Why an operation must be refused; `rules` of the contract that say so."""
+
+    def __init__(self, why: str, *rules: str) -> None:
+        super().__init__(why)
+        self.rules = rules
+
+
+def require(holds: bool, why: str, *rules: str) -> None:
+    """Raise `Impossible` unless `holds`."""
+    if not holds:
+        raise Impossible(why, *rules)
+
+
+class Contents:
+    """Every operation raises `Impossible` before it changes anything."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[int, int], int] = {}
+        self.written: dict[int, int] = {}
+
+    def copy(self) -> Contents:
+        """Another one, equal and independent."""
+        other = Contents()
+        other.values, other.written = dict(self.values), dict(self.written)
+        return other
+
+    def read(self, seq: int) -> list[int]:
+        """The value of every readable position of `seq`."""
+        return [self.values[seq, position] for position in range(self.written[seq])]
+
+    def reserve(self, seq: int, cap: int) -> None:
+        require(cap > 0, f"a reservation of {cap} cells", "5.2")
+        self.written.setdefault(seq, 0)
+
+    reserve_with_defrag = reserve
+
+    def release(self, seq: int) -> None:
+        self._keep(seq, 0)
+        del self.written[seq]
+
+    def truncate(self, seq: int, rows: int) -> None:
+        self._known(seq)
+        require(0 <= rows <= self.written[seq], f"{seq} has {self.written[seq]} rows", "5.11")
+        self._keep(seq, rows)
+
+    def resize(self, seq: int, cap: int) -> None:
+        self._known(seq)
+        require(cap > 0, f"a run of {cap} cells", "5.3")
+
+    resize_with_defrag = resize
+
+    def defrag(self, need: int | None = None) -> None:
+        """Rows stay what they are, wherever they lie."""
+
+    def share_prefix(self, src: int, dst: int, rows: int) -> None:
+        self._may_copy(src, dst, rows, "5.4")
+        require(rows > 0, "a share of no rows", "5.4")
+        require(self.written[dst] == 0, f"{dst} has rows of its own", "5.4")
+        self._fill(dst, 0, self.read(src)[:rows])
+
+    def copy_prefix(self, src: int, dst: int, rows: int) -> None:
+        self._may_copy(src, dst, rows, "5.8")
+        held = self.read(dst)
+        require(rows >= len(held), f"{dst} has {len(held)} rows already", "5.8")
+        require(held == self.read(src)[: len(held)], f"{dst} has other rows", "5.8")
+        self._fill(dst, 0, self.read(src)[:rows])
+
+    def remove(self, seq: int, start: int, length: int) -> None:
+        self._known(seq)
+        kept = self.read(seq)
+        inside = 0 <= start and 0 < length and start + length <= len(kept)
+        require(inside, f"[{start}, {start + length}) is no part of {len(kept)} rows", "5.7")
+        self._keep(seq, start)
+        self._fill(seq, start, kept[start + length :])
+
+    def shift(self, seq: int, drop: int) -> None:
+        self.remove(seq, 0, drop)
+
+    def step(self, groups: Sequence[Group]) -> None:
+        self._may_step(groups)
+        for seq, t, values in groups:
+            self._fill(seq, t, values)
+
+    def failing_step(self, groups: Sequence[Group]) -> None:
+        """The block of the step raises: its sequences end where the step began."""
+        self._may_step(groups)
+        for seq, t, _ in groups:
+            self._keep(seq, t)
+
+    def _known(self, seq: int) -> None:
+        require(seq in self.written, f"{seq} holds no cells", "2.5")
+
+    def _may_copy(self, src: int, dst: int, rows: int, rule: str) -> None:
+        self._known(src)
+        self._known(dst)
+        require(src != dst, "a sequence and itself", rule)
+        has = self.written[src]
+        require(0 <= rows <= has, f"{rows} of the {has} rows of {src}", rule)
+
+    def _may_step(self, groups: Sequence[Group]) -> None:
+        seqs = [seq for seq, _, _ in groups]
+        require(len(set(seqs)) == len(seqs), "a sequence in two groups", "5.5")
+        for seq, t, _ in groups:
+            self._known(seq)
+            require(t <= self.written[seq], f"a gap before position {t} of {seq}", "5.5")
+
+    def _fill(self, seq: int, t: int, values: Sequence[int]) -> None:
+        self.values.update(((seq, t + i), value) for i, value in enumerate(values))
+        self.written[seq] = max(self.written[seq], t + len(values))
+
+    def _keep(self, seq: int, rows: int) -> None:
+        self._known(seq)
+        for position in range(rows, self.written[seq]):
+            del self.values[seq, position]
+        self.written[seq] = rows

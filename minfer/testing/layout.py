@@ -1,0 +1,220 @@
+"""Where rows must lie: contract 5 read line by line, over a handful of runs.
+
+Written for reading, not for speed: runs are listed afresh for every question, and orphans are cut
+after every operation. It knows how many rows a sequence has, never what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from minfer.testing.contents import Group, require
+from minfer.testing.places import Holding, Places
+
+
+class Moved(NamedTuple):
+    """`rows` rows of run `run`, which went from cell `src` to cell `dst`."""
+
+    run: int
+    src: int
+    dst: int
+    rows: int
+
+
+class Layout(Places):
+    """Every operation of `Contents`, with the refusals that depend on cells.
+
+    Call it on a copy: a refused step or compaction leaves it half changed.
+    """
+
+    def reserve(self, seq: int, cap: int) -> int:
+        if seq in self.seqs:
+            held = self.seqs[seq].run
+            require(cap <= self.runs[held].cap, f"{seq} holds {self.runs[held].cap} cells", "5.2")
+            return held
+        self.seqs[seq] = Holding(self.new_run(seq, cap, "5.2"))
+        return self.seqs[seq].run
+
+    def release(self, seq: int) -> None:
+        self.runs[self.known(seq).run].owner = None
+        del self.seqs[seq]
+        self.settle()
+
+    def truncate(self, seq: int, rows: int) -> None:
+        held = self.known(seq)
+        held.written = rows
+        self.keep_share(held, min(held.share, rows))
+        self.settle()
+
+    def share_prefix(self, src: int, dst: int, rows: int) -> None:
+        donor, held = self.known(src), self.known(dst)
+        limit = donor.written if donor.root is None else donor.share
+        require(rows <= limit, f"{rows} rows of {src}, which may give {limit}", "5.4")
+        require(held.root is None, f"{dst} shares already", "5.4")
+        require(not self.shares(held.run), f"others read the run of {dst}", "5.4")
+        held.root = donor.run if donor.root is None else donor.root
+        held.share = held.written = rows
+        self.events["share of a share"] += donor.root is not None
+
+    def copy_prefix(self, src: int, dst: int, rows: int) -> None:
+        source, held = self.known(src), self.known(dst)
+        require(not self.shares(held.run), f"others read the run of {dst}", "5.8")
+        require(held.written == held.share, f"{dst} has rows of its own", "5.8")
+        if held.root is not None:
+            same = held.root == source.root and held.share <= source.share
+            same |= held.root == source.run and held.share <= source.written
+            require(same, f"{dst} shares other cells than those of {src}", "5.8")
+            self.events["copy above a share"] += rows > held.share
+        require(rows <= self.cap(dst), f"{rows} rows in {self.cap(dst)} cells", "5.8")
+        self.counts["rows_copied"] += rows - held.written
+        held.written = rows
+
+    def remove(self, seq: int, start: int, length: int) -> None:
+        held = self.known(seq)
+        others = self.read_by_others(held.run)
+        require(start >= held.share, f"{seq} shares {held.share} rows", "5.7")
+        require(start >= others, f"others read {others} rows of {seq}", "5.7")
+        held.written -= length
+        self.events["remove beside readers"] += others > 0
+        self.events["remove above a share"] += held.share > 0
+
+    def shift(self, seq: int, drop: int) -> None:
+        self.remove(seq, 0, drop)
+
+    def present(self) -> list[str]:
+        """What a test run wants to come across."""
+        orphans = [run for run in self.runs if self.runs[run].owner is None]
+        seen = {
+            "orphan there": bool(orphans),
+            "orphan of two readers there": any(len(self.shares(run)) > 1 for run in orphans),
+            "two orphans there": len(orphans) > 1,
+            "sharer there": any(held.share for held in self.seqs.values()),
+            "gap below a run there": len(self.gaps())>1 or self.gaps() and sum(self.gaps()[0])<self.n_ctx,
+            "orphan above gap": any(self.gaps() and self.gaps()[0][0]<self.runs[o].start for o in orphans),
+        }
+        return [name for name, there in seen.items() if there]
+
+    # Compaction (5.3, 5.6).
+
+    def defrag(self, need: int | None = None) -> list[Moved]:
+        require(need is None or need <= self.free, f"{need} of {self.free} free cells", "5.6")
+        return self.pack(need)
+
+    def reserve_with_defrag(self, seq: int, cap: int) -> tuple[int, list[Moved]]:
+        moves: list[Moved] = []
+        if seq not in self.seqs and self.largest_gap < cap:
+            require(cap <= self.free, f"{cap} of {self.free} free cells", "5.2", "5.3")
+            moves = self.pack(cap)
+        return self.reserve(seq, cap), moves
+
+    def resize(self, seq: int, cap: int) -> int:
+        held = self.known(seq)
+        require(cap >= self.rows(held.run), f"{self.rows(held.run)} rows are read", "5.3")
+        require(self.fits_in_place(held.run, cap), "the cells above are not free", "5.3")
+        self.runs[held.run].cap = cap
+        return held.run
+
+    def resize_with_defrag(self, seq: int, cap: int) -> tuple[int, list[Moved]]:
+        held = self.known(seq)
+        if cap < self.rows(held.run) or self.fits_in_place(held.run, cap):
+            return self.resize(seq, cap), []
+        run = self.runs[held.run]
+        require(cap - run.cap <= self.free, f"{cap} cells, {self.free} are free", "5.3")
+        run.cap = cap
+        return held.run, self.pack(None)
+
+    def fits_in_place(self, number: int, cap: int) -> bool:
+        """Whether a run may end at `cap` cells: it shrinks, or the cells above are free."""
+        run = self.runs[number]
+        room = dict(self.gaps()).get(run.start + run.cap, 0)
+        return cap <= run.cap + room
+
+    def pack(self, need: int | None) -> list[Moved]:
+        """Runs go down in cell order until a gap of `need` is there; the moves, in their order."""
+        before = {number: run.start for number, run in self.runs.items()}
+        cell = 0
+        for run in self.in_order():
+            if need is not None and self.largest_gap >= need:
+                break
+            run.start = cell
+            cell += run.cap
+        return self.moved(before)
+
+    def moved(self, before: dict[int, int]) -> list[Moved]:
+        """What the new starts ask for: up from the top down, then down from the bottom up."""
+        moves = [
+            Moved(number, start, self.runs[number].start, self.rows(number))
+            for number, start in before.items()
+            if self.runs[number].start != start
+        ]
+        up = sorted((m for m in moves if m.dst > m.src), key=lambda m: -m.src)
+        down = sorted((m for m in moves if m.dst < m.src), key=lambda m: m.src)
+        self.counts["defrags"] += bool(moves)
+        self.counts["cells_moved"] += sum(move.rows for move in moves)
+        self.events["compaction that moved an orphan"] += any(
+            self.runs[move.run].owner is None for move in moves
+        )
+        self.events["compaction with a move upwards"] += bool(up)
+        return up + down
+
+    # Steps (5.5).
+
+    def step(self, groups: Sequence[Group]) -> int:
+        """How many rows copy-on-write copied."""
+        copied = self.open(groups)
+        for seq, t, values in groups:
+            held = self.seqs[seq]
+            held.written = max(held.written, t + len(values))
+        return copied
+
+    def failing_step(self, groups: Sequence[Group]) -> int:
+        copied = self.open(groups)
+        for seq, t, _ in groups:
+            self.seqs[seq].written = t
+        return copied
+
+    def open(self, groups: Sequence[Group]) -> int:
+        """Sharers first, then donors, so that nothing depends on the order of groups."""
+        copied = self.counts["rows_copied"]
+        for seq, t, values in sorted(groups):
+            held = self.known(seq)
+            if t < held.share:
+                self.leave_share(held, t, t + len(values))
+        self.settle()
+        for seq, t, values in sorted(groups):
+            held, end = self.seqs[seq], t + len(values)
+            require(end <= self.cap(seq), f"position {end - 1}, cap {self.cap(seq)}", "2.5", "5.5")
+            if t < self.read_by_others(held.run):
+                self.leave_run(seq, held, t, end)
+        return self.counts["rows_copied"] - copied
+
+    def leave_share(self, held: Holding, t: int, end: int) -> None:
+        """Copy-on-write of a sharer: its rows from `t` on come to lie in its own run."""
+        cap = self.runs[held.run].cap
+        require(max(held.written, end) <= t + cap, f"rows from {t} on in {cap} cells", "5.5", "2.5")
+        self.keep_share(held, t)
+        self.count_copy(held, end)
+        self.events["sharer copies"] += 1
+        self.events["sharer copies, rows kept"] += held.written > end
+
+    def leave_run(self, seq: int, held: Holding, t: int, end: int) -> None:
+        """Copy-on-write of a donor: readers keep the old run, it goes on in a new one."""
+        old, cap = held.run, self.runs[held.run].cap
+        self.events["donor copies"] += 1
+        self.events["donor copies, rows kept"] += held.written > end
+        self.events["donor copies from position 0"] += t == 0
+        self.events["donor copies again"] += held.times_copied > 0
+        self.events["orphan of two readers or more"] += len(self.shares(old)) > 1
+        self.runs[old].owner = None
+        self.settle()
+        held.run = self.new_run(seq, cap - t, "5.5")
+        held.root = old
+        held.times_copied += 1
+        self.keep_share(held, t)
+        self.count_copy(held, end)
+
+    def count_copy(self, held: Holding, end: int) -> None:
+        """Rows above the group that lost their cell were copied."""
+        self.counts["copy_on_writes"] += 1
+        self.counts["rows_copied"] += max(0, held.written - end)
