@@ -83,9 +83,10 @@ class Scene:
 
     def feed(self, groups: dict[int, tuple[int, int]]) -> None:
         """One prompt step: positions [t, end) of each sequence."""
-        pairs = [(seq, at) for seq, (t, end) in groups.items() for at in range(t, end)]
-        if pairs:
-            self.store.step(Batch(*zip(*pairs, strict=True), PREFILL))
+        seqs = [seq for seq, (t, end) in groups.items() for _ in range(t, end)]
+        if seqs:
+            positions = [at for span in groups.values() for at in range(*span)]
+            self.store.step(Batch(seqs, positions, PREFILL))
 
     def drop(self, seqs: Sequence[int]) -> None:
         """Release those that are there."""
