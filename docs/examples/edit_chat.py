@@ -7,8 +7,8 @@ The rows of a chat lie in the cache. Dropping a turn moves the later rows down a
 to the new positions; only the next question has to be fed. The plain way is to render the shorter
 chat and prefill all of it. Both are timed up to the first token of the answer.
 
-The answers may differ: the rows that stay were computed when the dropped turn was still in sight and
-keep what they saw of it. Where that must not be, render afresh.
+The answers may differ: the rows that stay were computed when the dropped turn was still in sight
+and keep what they saw of it. Where that must not be, render afresh.
 
 Needs `minfer pull smollm2`.
 """
@@ -28,14 +28,14 @@ from minfer.pull import resolve_model
 
 TURNS = (
     ("I am planning a week of hiking in the Alps. What should I pack?",
-     "Pack layers: a warm fleece, a rain jacket, light trousers and good socks. Wear boots that you "
-     "have walked in before. Take a map, a head torch, a small first aid kit, sun cream and enough "
-     "water for half a day. Keep the whole bag below ten kilos."),
+     "Pack layers: a warm fleece, a rain jacket, light trousers and good socks. Wear boots that "
+     "you have walked in before. Take a map, a head torch, a small first aid kit, sun cream and "
+     "enough water for half a day. Keep the whole bag below ten kilos."),
     ("Tell me about the history of the printing press.",
-     "Johannes Gutenberg built a press with movable metal type in Mainz around 1450. A page was set "
-     "from single letters, inked and pressed on paper, then the letters were used again. Within "
-     "fifty years presses stood in more than two hundred towns, and books that had cost a house "
-     "cost a week's wages. Ideas travelled faster than anyone could stop them."),
+     "Johannes Gutenberg built a press with movable metal type in Mainz around 1450. A page was "
+     "set from single letters, inked and pressed on paper, then the letters were used again. "
+     "Within fifty years presses stood in more than two hundred towns, and books that had cost a "
+     "house cost a week's wages. Ideas travelled faster than anyone could stop them."),
     ("Which food keeps well on the way?",
      "Hard cheese, dark bread, nuts, dried fruit and chocolate keep for days without cooling. "
      "Couscous needs only hot water. Buy fresh fruit in the villages you pass."),
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
                 engine.store.release(SEQ)
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
-        return refusal.exit_code
+        return int(refusal.exit_code)
     if args.json:
         print(json.dumps(found))
     else:

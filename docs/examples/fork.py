@@ -3,10 +3,10 @@
     python docs/examples/fork.py
     python docs/examples/fork.py --prompt "The door opened and" --forks 4 -n 60 --temp 1.0
 
-The prompt is prefilled once. Every continuation shares its rows, so only what it writes itself takes
-cells, and one batch decodes all of them a step further. The same continuations are then made one
-after the other: the tokens are the same, because an answer does not depend on who else is in the
-batch or where rows lie.
+The prompt is prefilled once. Every continuation shares its rows, so only what it writes itself
+takes cells, and one batch decodes all of them a step further. The same continuations are then made
+one after the other: the tokens are the same, because an answer does not depend on who else is in
+the batch or where rows lie.
 
 Needs `minfer pull smollm2`.
 """
@@ -20,10 +20,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from tqdm import tqdm
+
 from minfer import Batch, Engine, Refusal, Sampler, Sampling
 from minfer.memory import human
 from minfer.pull import resolve_model
-from tqdm import tqdm
 
 PROMPT = (
     "The old lighthouse keeper climbed the stairs every evening. He lit the lamp, wrote a line in "
@@ -160,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         one, many = (run(engine, prompt, args.n, args) for run in (together, apart))
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
-        return refusal.exit_code
+        return int(refusal.exit_code)
     found = report(engine, prompt, one, many)
     if args.json:
         print(json.dumps(found))
