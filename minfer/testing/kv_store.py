@@ -139,9 +139,7 @@ class KvStoreCache:
         if self.store.sanitize:
             self._check_nans()
 
-    def _step(
-        self, groups: Sequence[Group], layers: int, fails: bool = False
-    ) -> tuple[Move, ...]:
+    def _step(self, groups: Sequence[Group], layers: int, fails: bool = False) -> tuple[Move, ...]:
         seqs = [seq for seq, _, values in groups for _ in values]
         positions = [t + i for _, t, values in groups for i in range(len(values))]
         fresh = [value for _, _, values in groups for value in values]

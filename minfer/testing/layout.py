@@ -90,8 +90,12 @@ class Layout(Places):
             "orphan of two readers there": any(len(self.shares(run)) > 1 for run in orphans),
             "two orphans there": len(orphans) > 1,
             "sharer there": any(held.share for held in self.seqs.values()),
-            "gap below a run there": len(self.gaps())>1 or self.gaps() and sum(self.gaps()[0])<self.n_ctx,
-            "orphan above gap": any(self.gaps() and self.gaps()[0][0]<self.runs[o].start for o in orphans),
+            "gap below a run there": len(self.gaps()) > 1
+            or self.gaps()
+            and sum(self.gaps()[0]) < self.n_ctx,
+            "orphan above gap": any(
+                self.gaps() and self.gaps()[0][0] < self.runs[o].start for o in orphans
+            ),
         }
         return [name for name, there in seen.items() if there]
 
