@@ -9,7 +9,8 @@ PROMPT ?= The capital of France is
 QUESTION ?= Why is the sky blue? Answer in two sentences.
 
 # Tests of the store and of what runs on it, which `test` runs once more under the sanitizer.
-SANITIZED = $(wildcard tests/test_step*.py tests/test_store*.py tests/test_cop*.py) \
+SANITIZED = $(filter-out %_machine.py,$(wildcard tests/test_step*.py tests/test_store*.py)) \
+  $(wildcard tests/test_cop*.py) \
   tests/test_sharing.py tests/test_compaction.py tests/test_resize.py tests/test_removal.py \
   tests/test_planes.py tests/test_engine.py tests/test_graph.py tests/test_smollm2_store.py
 
