@@ -9,7 +9,7 @@ from minfer.errors import Refusal
 from minfer.testing.contents import Contents, Group, Impossible
 from minfer.testing.layout import Layout, Moved
 
-N_CTX = 20
+N_CTX = 18
 EMPTY = 0
 
 
@@ -36,7 +36,7 @@ class CellsCache:
             getattr(contents, name)(*args)
             answer = getattr(layout, name)(*args)
         except Impossible as reason:
-            raise Refusal(reason.rules[0], str(reason)) from None
+            raise Refusal("2.5", str(reason)) from None
         self.contents, self.layout = contents, layout
         for seq in contents.written:
             self.lay(seq)

@@ -1,4 +1,4 @@
-"""What each operation is called with at random; by operation, see `draws`."""
+"""What each operation is called with, from what there is (see `draws`)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from minfer.testing.draws import CAP, ROWS, Drawn, There
 
 
 def reserve(d: Drawn) -> Sequence[int]:
-    return d.new_seq(), d.number(0, 9) if d.wild else d.number(1, min(CAP, d.free()[1]))
+    gap = d.free()[1]
+    return d.new_seq(), d.one_of([0, gap, gap + 1]) if d.wild else d.number(1, min(CAP, gap))
 
 
 def reserve_with_defrag(d: Drawn) -> Sequence[int]:
     free, gap = d.free()
-    if d.wild or free <= gap:
+    if free <= gap:
         return reserve(d)
-    return d.new_seq(), d.number(gap + 1, min(free, gap + 3))
+    return d.new_seq(), free + 1 if d.wild else d.number(gap + 1, min(free, gap + 3))
 
 
 def release(d: Drawn) -> Sequence[int]:
-    """Half of the time one that others read, so that orphans are left."""
+    """Often one that others read, which leaves an orphan, or the lowest, which leaves a gap."""
     read = d.known(lambda seq: d.read_by_others(seq) > 0)
-    return (d.one_of(read) if read and d.number(0, 1) else d.any_seq(),)
+    lowest = d.known(lambda seq: d.place(seq) == min(map(d.place, d.written)))
+    return (d.any_seq() if d.wild else d.one_of([*read, *lowest, *d.known(lambda seq: True)]),)
 
 
 def truncate(d: Drawn) -> Sequence[int]:
@@ -32,14 +34,16 @@ def truncate(d: Drawn) -> Sequence[int]:
 
 def resize(d: Drawn) -> Sequence[int]:
     seq = d.seq()
-    lowest = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq))
-    return seq, d.number(0, 9) if d.wild else d.number(lowest, d.own_cap(seq) + 2)
+    lowest, most = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq)), d.most(seq)
+    if d.wild:
+        return seq, d.one_of([lowest - 1, most + 1])
+    return seq, d.number(lowest, min(lowest + 5, most))
 
 
 def resize_with_defrag(d: Drawn) -> Sequence[int]:
     seq = d.seq()
-    own = d.own_cap(seq)
-    return seq, d.number(0, 9) if d.wild else d.number(own, own + min(3, d.free()[0]))
+    own, free = d.own_cap(seq), d.free()[0]
+    return seq, own + free + 1 if d.wild else d.number(own, own + min(3, free))
 
 
 def defrag(d: Drawn) -> Sequence[int | None]:
@@ -56,26 +60,19 @@ def can_share(there: There) -> bool:
 def share_prefix(d: Drawn) -> Sequence[int]:
     dst = d.seq(d.is_empty)
     src = d.seq(lambda seq: seq != dst and d.can_give(seq) > 0)
-    return src, dst, d.number(0, 7) if d.wild else d.number(1, d.can_give(src))
+    most = d.can_give(src)
+    return src, dst, d.one_of([0, most, most + 1]) if d.wild else d.number(1, most)
 
 
 def can_fork(there: There) -> bool:
     return bool(there.known(lambda seq: there.can_give(seq) > 0)) and there.free()[1] > 0
 
 
-def family(d: Drawn) -> Sequence[Any]:
-    """Cells of a sequence at the bottom, cells and rows of one above it, and of its forks."""
-    below, cap = d.number(0, 3), d.number(0, 5)
-    rows = d.number(1, max(1, cap))
-    forks = [(d.number(1, 3), d.number(1, rows)) for _ in range(d.number(0, 2) if cap else 0)]
-    return below, cap, rows, forks
-
-
 def fork(d: Drawn) -> Sequence[int]:
-    """Arguments of a reservation and of a share for it: src, dst, cap, rows."""
+    """Of a reservation and of a share for it: src, dst, cap, rows."""
     src = d.seq(lambda seq: d.can_give(seq) > 0)
     most = d.can_give(src)
-    return src, d.new_seq(), d.number(1, min(4, d.free()[1])), d.number(max(1, most - 2), most)
+    return src, d.new_seq(), d.number(1, min(5, d.free()[1])), d.number(max(1, most - 2), most)
 
 
 def can_copy(there: There) -> bool:
@@ -86,8 +83,10 @@ def can_copy(there: There) -> bool:
 def copy_prefix(d: Drawn) -> Sequence[int]:
     dst = d.seq(d.takes_copies)
     src = d.seq(lambda seq: seq != dst and d.written[seq] > d.written[dst])
-    most = min(d.written[src], d.cap(dst))
-    return src, dst, d.number(1, 7) if d.wild else d.number(max(1, d.written[dst]), most)
+    held, most = d.written[dst], min(d.written[src], d.cap(dst))
+    if d.wild:
+        return src, dst, d.one_of([max(1, held - 1), most + 1])
+    return src, dst, d.number(max(1, held), most)
 
 
 def can_remove(there: There) -> bool:
@@ -95,11 +94,15 @@ def can_remove(there: There) -> bool:
 
 
 def remove(d: Drawn) -> Sequence[int]:
-    seq = d.seq(lambda seq: d.written[seq] > d.fixed(seq))
     if d.wild:
-        return seq, d.number(0, d.written[seq]), d.number(1, 4)
-    start = d.number(d.fixed(seq), d.written[seq] - 1)
-    return seq, start, d.number(1, min(3, d.written[seq] - start))
+        seq = d.one_of(d.known(lambda seq: d.fixed(seq) > 0) or sorted(d.written))
+        rows = d.written[seq]
+        start = d.one_of([max(0, d.fixed(seq) - 1), rows])
+        return seq, start, d.number(1, max(1, rows - start))
+    seq = d.seq(lambda seq: d.written[seq] > d.fixed(seq))
+    rows = d.written[seq]
+    start = d.number(d.fixed(seq), rows - 1)
+    return seq, start, d.number(1, min(3, rows - start))
 
 
 def can_shift(there: There) -> bool:
@@ -121,7 +124,8 @@ def can_append(there: There) -> bool:
 
 def append(d: Drawn) -> Sequence[int]:
     seq = d.seq(lambda seq: d.cap(seq) > d.written[seq])
-    return seq, d.number(1, ROWS + 4 if d.wild else min(ROWS, d.cap(seq) - d.written[seq]))
+    room = d.cap(seq) - d.written[seq]
+    return seq, room + 1 if d.wild else d.number(1, min(ROWS, room))
 
 
 def step(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
@@ -132,20 +136,30 @@ def failing_step(d: Drawn) -> Sequence[Any]:
     return groups(d, []), d.number(0, 2)
 
 
-def can_rewrite(there: There) -> bool:
-    return bool(there.known(lambda seq: bool(there.shared_starts(seq))))
+def has_sharer(there: There) -> bool:
+    return any(there.below_share(seq) for seq in there.written)
 
 
-def rewrite(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
-    """A step that copies on write."""
-    seq = d.seq(lambda seq: bool(d.shared_starts(seq)))
-    return (groups(d, [d.group(seq, d.shared_starts(seq))]),)
+def rewrite_share(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
+    """A step that copies rows of a sharer."""
+    seq = d.one_of(d.known(lambda seq: bool(d.below_share(seq))))
+    return (groups(d, [d.rewrite(seq, d.below_share(seq))]),)
+
+
+def has_donor(there: There) -> bool:
+    return any(there.below_readers(seq) for seq in there.written)
+
+
+def rewrite_given(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
+    """A step that makes a donor go on elsewhere."""
+    seq = d.one_of(d.known(lambda seq: bool(d.below_readers(seq))))
+    return (groups(d, [d.rewrite(seq, d.below_readers(seq))]),)
 
 
 def groups(d: Drawn, begun: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Up to two more groups; in a wild call a sequence may come twice."""
+    """Up to two more groups, of other sequences."""
     for _ in range(d.number(0 if begun else 1, 2)):
-        taken = [] if d.wild else [group[0] for group in begun]
+        taken = [group[0] for group in begun]
         left = [seq for seq in sorted(d.written) if seq not in taken]
         if left:
             begun.append(d.group(d.one_of(left)))
