@@ -36,7 +36,7 @@ class CellsCache:
             getattr(contents, name)(*args)
             answer = getattr(layout, name)(*args)
         except Impossible as reason:
-            raise Refusal(reason.rules[0], str(reason)) from None
+            raise Refusal("2.5", str(reason)) from None
         self.contents, self.layout = contents, layout
         for seq in contents.written:
             self.lay(seq)

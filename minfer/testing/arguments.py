@@ -143,9 +143,9 @@ def rewrite(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
 
 
 def groups(d: Drawn, begun: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Up to two more groups; in a wild call a sequence may come twice."""
+    """Up to two more groups, of other sequences."""
     for _ in range(d.number(0 if begun else 1, 2)):
-        taken = [] if d.wild else [group[0] for group in begun]
+        taken = [group[0] for group in begun]
         left = [seq for seq in sorted(d.written) if seq not in taken]
         if left:
             begun.append(d.group(d.one_of(left)))

@@ -13,17 +13,13 @@ Group: TypeAlias = tuple[int, int, Sequence[int]]  # sequence, first position, o
 
 
 class Impossible(Exception):
-    """Why an operation must be refused; `rules` of the contract that say so."""
-
-    def __init__(self, why: str, *rules: str) -> None:
-        super().__init__(why)
-        self.rules = rules
+    """Why an operation must be refused."""
 
 
-def require(holds: bool, why: str, *rules: str) -> None:
+def require(holds: bool, why: str) -> None:
     """Raise `Impossible` unless `holds`."""
     if not holds:
-        raise Impossible(why, *rules)
+        raise Impossible(why)
 
 
 class Contents:
@@ -44,7 +40,7 @@ class Contents:
         return [self.values[seq, position] for position in range(self.written[seq])]
 
     def reserve(self, seq: int, cap: int) -> None:
-        require(cap > 0, f"a reservation of {cap} cells", "5.2")
+        require(cap > 0, f"a reservation of {cap} cells")
         self.written.setdefault(seq, 0)
 
     reserve_with_defrag = reserve
@@ -55,12 +51,12 @@ class Contents:
 
     def truncate(self, seq: int, rows: int) -> None:
         self._known(seq)
-        require(0 <= rows <= self.written[seq], f"{seq} has {self.written[seq]} rows", "5.11")
+        require(0 <= rows <= self.written[seq], f"{seq} has {self.written[seq]} rows")
         self._keep(seq, rows)
 
     def resize(self, seq: int, cap: int) -> None:
         self._known(seq)
-        require(cap > 0, f"a run of {cap} cells", "5.3")
+        require(cap > 0, f"a run of {cap} cells")
 
     resize_with_defrag = resize
 
@@ -68,23 +64,23 @@ class Contents:
         """Rows stay what they are, wherever they lie."""
 
     def share_prefix(self, src: int, dst: int, rows: int) -> None:
-        self._may_copy(src, dst, rows, "5.4")
-        require(rows > 0, "a share of no rows", "5.4")
-        require(self.written[dst] == 0, f"{dst} has rows of its own", "5.4")
+        self._may_copy(src, dst, rows)
+        require(rows > 0, "a share of no rows")
+        require(self.written[dst] == 0, f"{dst} has rows of its own")
         self._fill(dst, 0, self.read(src)[:rows])
 
     def copy_prefix(self, src: int, dst: int, rows: int) -> None:
-        self._may_copy(src, dst, rows, "5.8")
+        self._may_copy(src, dst, rows)
         held = self.read(dst)
-        require(rows >= len(held), f"{dst} has {len(held)} rows already", "5.8")
-        require(held == self.read(src)[: len(held)], f"{dst} has other rows", "5.8")
+        require(rows >= len(held), f"{dst} has {len(held)} rows already")
+        require(held == self.read(src)[: len(held)], f"{dst} has other rows")
         self._fill(dst, 0, self.read(src)[:rows])
 
     def remove(self, seq: int, start: int, length: int) -> None:
         self._known(seq)
         kept = self.read(seq)
         inside = 0 <= start and 0 < length and start + length <= len(kept)
-        require(inside, f"[{start}, {start + length}) is no part of {len(kept)} rows", "5.7")
+        require(inside, f"[{start}, {start + length}) is no part of {len(kept)} rows")
         self._keep(seq, start)
         self._fill(seq, start, kept[start + length :])
 
@@ -103,21 +99,19 @@ class Contents:
             self._keep(seq, t)
 
     def _known(self, seq: int) -> None:
-        require(seq in self.written, f"{seq} holds no cells", "2.5")
+        require(seq in self.written, f"{seq} holds no cells")
 
-    def _may_copy(self, src: int, dst: int, rows: int, rule: str) -> None:
+    def _may_copy(self, src: int, dst: int, rows: int) -> None:
         self._known(src)
         self._known(dst)
-        require(src != dst, "a sequence and itself", rule)
+        require(src != dst, "a sequence and itself")
         has = self.written[src]
-        require(0 <= rows <= has, f"{rows} of the {has} rows of {src}", rule)
+        require(0 <= rows <= has, f"{rows} of the {has} rows of {src}")
 
     def _may_step(self, groups: Sequence[Group]) -> None:
-        seqs = [seq for seq, _, _ in groups]
-        require(len(set(seqs)) == len(seqs), "a sequence in two groups", "5.5")
         for seq, t, _ in groups:
             self._known(seq)
-            require(t <= self.written[seq], f"a gap before position {t} of {seq}", "5.5")
+            require(t <= self.written[seq], f"a gap before position {t} of {seq}")
 
     def _fill(self, seq: int, t: int, values: Sequence[int]) -> None:
         self.values.update(((seq, t + i), value) for i, value in enumerate(values))

@@ -218,5 +218,5 @@ class KvStoreCache:
     @staticmethod
     def _values(rows: Floats) -> list[int]:
         """The values that rows say they hold; NaN says 0."""
-        low, high = np.abs(np.nan_to_num(rows.reshape(len(rows), -1)[:, 1:3])).astype(int).T
+        low, high = np.abs(np.nan_to_num(rows[:, 0, 1:3])).astype(int).T
         return [int(value) for value in low + DIGIT * high]

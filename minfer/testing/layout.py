@@ -31,9 +31,9 @@ class Layout(Places):
     def reserve(self, seq: int, cap: int) -> int:
         if seq in self.seqs:
             held = self.seqs[seq].run
-            require(cap <= self.runs[held].cap, f"{seq} holds {self.runs[held].cap} cells", "5.2")
+            require(cap <= self.runs[held].cap, f"{seq} holds {self.runs[held].cap} cells")
             return held
-        self.seqs[seq] = Holding(self.new_run(seq, cap, "5.2"))
+        self.seqs[seq] = Holding(self.new_run(seq, cap))
         return self.seqs[seq].run
 
     def release(self, seq: int) -> None:
@@ -50,31 +50,31 @@ class Layout(Places):
     def share_prefix(self, src: int, dst: int, rows: int) -> None:
         donor, held = self.known(src), self.known(dst)
         limit = donor.written if donor.root is None else donor.share
-        require(rows <= limit, f"{rows} rows of {src}, which may give {limit}", "5.4")
-        require(held.root is None, f"{dst} shares already", "5.4")
-        require(not self.shares(held.run), f"others read the run of {dst}", "5.4")
+        require(rows <= limit, f"{rows} rows of {src}, which may give {limit}")
+        require(held.root is None, f"{dst} shares already")
+        require(not self.shares(held.run), f"others read the run of {dst}")
         held.root = donor.run if donor.root is None else donor.root
         held.share = held.written = rows
         self.events["share of a share"] += donor.root is not None
 
     def copy_prefix(self, src: int, dst: int, rows: int) -> None:
         source, held = self.known(src), self.known(dst)
-        require(not self.shares(held.run), f"others read the run of {dst}", "5.8")
-        require(held.written == held.share, f"{dst} has rows of its own", "5.8")
+        require(not self.shares(held.run), f"others read the run of {dst}")
+        require(held.written == held.share, f"{dst} has rows of its own")
         if held.root is not None:
             same = held.root == source.root and held.share <= source.share
             same |= held.root == source.run and held.share <= source.written
-            require(same, f"{dst} shares other cells than those of {src}", "5.8")
+            require(same, f"{dst} shares other cells than those of {src}")
             self.events["copy above a share"] += rows > held.share
-        require(rows <= self.cap(dst), f"{rows} rows in {self.cap(dst)} cells", "5.8")
+        require(rows <= self.cap(dst), f"{rows} rows in {self.cap(dst)} cells")
         self.counts["rows_copied"] += rows - held.written
         held.written = rows
 
     def remove(self, seq: int, start: int, length: int) -> None:
         held = self.known(seq)
         others = self.read_by_others(held.run)
-        require(start >= held.share, f"{seq} shares {held.share} rows", "5.7")
-        require(start >= others, f"others read {others} rows of {seq}", "5.7")
+        require(start >= held.share, f"{seq} shares {held.share} rows")
+        require(start >= others, f"others read {others} rows of {seq}")
         held.written -= length
         self.events["remove beside readers"] += others > 0
         self.events["remove above a share"] += held.share > 0
@@ -98,20 +98,20 @@ class Layout(Places):
     # Compaction (5.3, 5.6).
 
     def defrag(self, need: int | None = None) -> list[Moved]:
-        require(need is None or need <= self.free, f"{need} of {self.free} free cells", "5.6")
+        require(need is None or need <= self.free, f"{need} of {self.free} free cells")
         return self.pack(need)
 
     def reserve_with_defrag(self, seq: int, cap: int) -> tuple[int, list[Moved]]:
         moves: list[Moved] = []
         if seq not in self.seqs and self.largest_gap < cap:
-            require(cap <= self.free, f"{cap} of {self.free} free cells", "5.2", "5.3")
+            require(cap <= self.free, f"{cap} of {self.free} free cells")
             moves = self.pack(cap)
         return self.reserve(seq, cap), moves
 
     def resize(self, seq: int, cap: int) -> int:
         held = self.known(seq)
-        require(cap >= self.rows(held.run), f"{self.rows(held.run)} rows are read", "5.3")
-        require(self.fits_in_place(held.run, cap), "the cells above are not free", "5.3")
+        require(cap >= self.rows(held.run), f"{self.rows(held.run)} rows are read")
+        require(self.fits_in_place(held.run, cap), "the cells above are not free")
         self.runs[held.run].cap = cap
         return held.run
 
@@ -119,10 +119,10 @@ class Layout(Places):
         held = self.known(seq)
         if cap < self.rows(held.run) or self.fits_in_place(held.run, cap):
             return self.resize(seq, cap), []
-        run = self.runs[held.run]
-        require(cap - run.cap <= self.free, f"{cap} cells, {self.free} are free", "5.3")
-        run.cap = cap
-        return held.run, self.pack(None)
+        require(
+            cap - self.runs[held.run].cap <= self.free, f"{cap} cells, {self.free} are free"
+        )
+        return held.run, self.grow(held.run, cap)
 
     def fits_in_place(self, number: int, cap: int) -> bool:
         """Whether a run may end at `cap` cells: it shrinks, or the cells above are free."""
@@ -139,6 +139,17 @@ class Layout(Places):
                 break
             run.start = cell
             cell += run.cap
+        return self.moved(before)
+
+    def grow(self, number: int, cap: int) -> list[Moved]:
+        """Runs up to this one go down; those above it go up, no further than they are pushed."""
+        before = {run: place.start for run, place in self.runs.items()}
+        cell = 0
+        for run in self.in_order():
+            run.start = max(cell, run.start) if run.start > before[number] else cell
+            if run is self.runs[number]:
+                run.cap = cap
+            cell = run.start + run.cap
         return self.moved(before)
 
     def moved(self, before: dict[int, int]) -> list[Moved]:
@@ -184,7 +195,7 @@ class Layout(Places):
         self.settle()
         for seq, t, values in sorted(groups):
             held, end = self.seqs[seq], t + len(values)
-            require(end <= self.cap(seq), f"position {end - 1}, cap {self.cap(seq)}", "2.5", "5.5")
+            require(end <= self.cap(seq), f"position {end - 1}, cap {self.cap(seq)}")
             if t < self.read_by_others(held.run):
                 self.leave_run(seq, held, t, end)
         return self.counts["rows_copied"] - copied
@@ -192,7 +203,7 @@ class Layout(Places):
     def leave_share(self, held: Holding, t: int, end: int) -> None:
         """Copy-on-write of a sharer: its rows from `t` on come to lie in its own run."""
         cap = self.runs[held.run].cap
-        require(max(held.written, end) <= t + cap, f"rows from {t} on in {cap} cells", "5.5", "2.5")
+        require(max(held.written, end) <= t + cap, f"rows from {t} on in {cap} cells")
         self.keep_share(held, t)
         self.count_copy(held, end)
         self.events["sharer copies"] += 1
@@ -208,7 +219,7 @@ class Layout(Places):
         self.events["orphan of two readers or more"] += len(self.shares(old)) > 1
         self.runs[old].owner = None
         self.settle()
-        held.run = self.new_run(seq, cap - t, "5.5")
+        held.run = self.new_run(seq, cap - t)
         held.root = old
         held.times_copied += 1
         self.keep_share(held, t)

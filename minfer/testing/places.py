@@ -55,7 +55,7 @@ class Places:
     def known(self, seq: int) -> Holding:
         """The holding of `seq`, or `Impossible`."""
         if seq not in self.seqs:
-            raise Impossible(f"{seq} holds no cells", "2.5")
+            raise Impossible(f"{seq} holds no cells")
         return self.seqs[seq]
 
     def shares(self, run: int) -> list[int]:
@@ -134,10 +134,10 @@ class Places:
             **{name: self.counts[name] for name in counts},
         }
 
-    def new_run(self, seq: int, cap: int, *rules: str) -> int:
+    def new_run(self, seq: int, cap: int) -> int:
         """First fit: the lowest gap of `cap` cells or more."""
         fitting = [start for start, length in self.gaps() if length >= cap]
-        require(bool(fitting), f"no {cap} cells in a row; gaps {self.gaps()}", *rules)
+        require(bool(fitting), f"no {cap} cells in a row; gaps {self.gaps()}")
         self._next += 1
         self.runs[self._next] = Stretch(fitting[0], cap, seq)
         return self._next

@@ -23,13 +23,14 @@ def _random(
 ) -> Callable[..., None]:
     """The rule that calls `name`, if the cache offers it and the call would do something."""
 
-    @precondition(lambda self: self.offers(name) and when(draws.There(self.checked)))
-    @rule(args=draws.drawn(args))
     def call(self: StoreMachine, args: tuple[Any, ...]) -> None:
         getattr(self.checked, name)(*args)
 
+    def holds(self: StoreMachine) -> object:
+        return self.offers(name) and when(draws.There(self.checked))
+
     call.__name__ = name
-    return call
+    return precondition(holds)(rule(args=draws.drawn(args))(call))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -110,7 +111,10 @@ def test_case(
     case: Any = made.TestCase
     given = {"max_examples": examples, "stateful_step_count": steps}
     case.settings = hypothesis.settings(
-        case.settings, **{name: value for name, value in given.items() if value is not None}
+        case.settings,
+        report_multiple_bugs=False,
+        phases=[phase for phase in case.settings.phases if phase is not hypothesis.Phase.explain],
+        **{name: value for name, value in given.items() if value is not None},
     )
     case.tally = made.tally
     return case  # type: ignore[no-any-return]
