@@ -40,7 +40,7 @@ _HOMES = {
     "explain": "minfer.registry",
     "variants": "minfer.registry",
 }
-_MODULES = ("registry", "window", "ops")
+_MODULES = ("registry", "window", "ops", "testing")
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 

@@ -24,7 +24,7 @@ LAYERS = (
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
     ("device", "receipt", "registry"),
     ("kv",),
-    ("functional", "graph"),
+    ("functional", "graph", "testing"),
     ("models",),
     ("pull",),
     ("loading", "prompts", "generation", "engine", "perplexity"),

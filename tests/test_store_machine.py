@@ -1,171 +1,107 @@
-"""Random operations on a store against a plain model of it (contract 5, 0.1)."""
+"""Random operations on the cell store, in every format, against plain models of it (contract 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+import pytest
+from refusals import refused
 
-from minfer.errors import Refusal
-from minfer.kv.batch import Batch
+from minfer import testing
 from minfer.kv.store import KvStore
+from minfer.testing.kv_store import KvStoreCache
 
-N_CTX, N_LAYER, HEAD_DIM = 12, 2, 2
-SEQS = st.integers(0, 3)
-
-
-class BrokenError(Exception):
-    """What a step's block raises when the machine lets it fail."""
+STEPS = 50
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """`rows` holds what every position must read as; `held` where each sequence lies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.store = KvStore(N_LAYER, N_CTX, 1, HEAD_DIM, cache_type="f32", threads=1)
-        self.held: dict[int, tuple[int, int]] = {}  # seq -> start, cap
-        self.rows: dict[int, list[float]] = {}  # seq -> value of each readable position
-        self.next_value = 1.0
-
-    def refused(self, call: Callable[[], object], *rules: str) -> None:
-        digest, generation = self.store.digest(), self.store.generation
-        try:
-            call()
-        except Refusal as error:
-            assert error.rule in rules, error
-        else:
-            raise AssertionError(f"not refused by {rules}")
-        assert (self.store.digest(), self.store.generation) == (digest, generation)
-
-    def first_fit(self, cap: int) -> int | None:
-        taken = {c for start, n in self.held.values() for c in range(start, start + n)}
-        for start in range(N_CTX - cap + 1):
-            if not taken.intersection(range(start, start + cap)):
-                return start
-        return None
-
-    def values(self, n: int) -> list[float]:
-        self.next_value += n
-        return [self.next_value - i for i in range(n)]
-
-    @initialize(caps=st.lists(st.integers(2, 6), min_size=1, max_size=2))
-    def begin(self, caps: list[int]) -> None:
-        for seq, cap in enumerate(caps):
-            self.reserve(seq, cap)
-
-    @rule(seq=SEQS, cap=st.integers(0, 7))
-    def reserve(self, seq: int, cap: int) -> None:
-        start, held = self.first_fit(cap), self.held.get(seq, (0, 0))[1]
-        if cap == 0 or (held and cap > held) or (not held and start is None):
-            self.refused(lambda: self.store.reserve(seq, cap), "5.2")
-            return
-        slot = self.store.reserve(seq, cap)
-        if not held:
-            assert start is not None
-            self.held[seq], self.rows[seq] = (start, cap), []
-        assert (slot.start, slot.cap) == self.held[seq]
-
-    @rule(seq=SEQS)
-    def release(self, seq: int) -> None:
-        if seq not in self.held:
-            self.refused(lambda: self.store.release(seq), "2.5")
-            return
-        self.store.release(seq)
-        del self.held[seq], self.rows[seq]
-
-    @rule(seq=SEQS, keep=st.integers(0, 7))
-    def truncate(self, seq: int, keep: int) -> None:
-        if seq not in self.held or keep > len(self.rows[seq]):
-            self.refused(lambda: self.store.truncate(seq, keep), "2.5", "5.11")
-            return
-        self.store.truncate(seq, keep)
-        del self.rows[seq][keep:]
-
-    @rule(seq=SEQS, n=st.integers(1, 4))
-    def import_rows(self, seq: int, n: int) -> None:
-        values = self.values(n)
-        arrays = np.stack([self.arrays(values, layer) for layer in range(N_LAYER)])
-        if seq not in self.held or len(self.rows[seq]) + n > self.held[seq][1]:
-            self.refused(lambda: self.store.import_rows(seq, arrays, -arrays), "2.5")
-            return
-        self.store.import_rows(seq, arrays, -arrays)
-        self.rows[seq] += values
-
-    @rule(
-        groups=st.lists(
-            st.tuples(SEQS, st.sampled_from([0, 0, 1, 3]), st.integers(1, 3)),
-            min_size=1,
-            max_size=3,
-            unique_by=lambda group: group[0],
-        ),
-        fails=st.sampled_from([None, None, 0, 1, 2]),
+def make(cache_type: str, n_ctx: int, sanitize: bool) -> testing.Cache:
+    """n_kv_embd 96: a q8_0 cell has padding."""
+    return KvStoreCache(
+        KvStore(2, n_ctx, 3, 32, cache_type=cache_type, threads=1, sanitize=sanitize)
     )
-    def step(self, groups: list[tuple[int, int, int]], fails: int | None) -> None:
-        """A step over (seq, rows back from its end, n), raising after `fails` written layers."""
-        groups = [(seq, max(0, len(self.rows.get(seq, ())) - back), n) for seq, back, n in groups]
-        seqs = [seq for seq, _, n in groups for _ in range(n)]
-        positions = [pos for _, t, n in groups for pos in range(t, t + n)]
-        if self.cannot_step(groups):
-            self.refused(
-                lambda: self.run(Batch(seqs, positions, "prefill"), [], None), "2.5", "5.5"
-            )
-            return
-        values = self.values(len(seqs))
-        batch = Batch(seqs, positions, "prefill")
-        try:
-            self.run(batch, values, fails)
-        except BrokenError:
-            for seq, t, _ in groups:
-                del self.rows[seq][t:]
-            return
-        for group in batch.groups:
-            fresh = values[group.row : group.row + group.n]
-            self.rows[group.seq][group.t : group.t + group.n] = fresh
-
-    def cannot_step(self, groups: list[tuple[int, int, int]]) -> bool:
-        return any(seq not in self.held or t + n > self.held[seq][1] for seq, t, n in groups)
-
-    def run(self, batch: Batch, values: list[float], fails: int | None) -> None:
-        with self.store.step(batch) as step:
-            for layer in range(N_LAYER):
-                if fails == layer:
-                    raise BrokenError
-                rows = self.arrays(values, layer)
-                step.write(layer, k=rows, v=-rows)
-            if fails == N_LAYER:
-                raise BrokenError
-
-    @staticmethod
-    def arrays(values: list[float], layer: int) -> np.ndarray:
-        """Row i of a layer is values[i] + layer / 4, exact in f32."""
-        rows = np.array(values, np.float32)[:, None, None] + np.float32(layer / 4)
-        return np.broadcast_to(rows, (len(values), 1, HEAD_DIM))
-
-    @invariant()
-    def agrees_with_the_model(self) -> None:
-        self.store.check()
-        stats = self.store.stats()
-        reserved = sum(cap for _, cap in self.held.values())
-        assert (stats.reserved, stats.free_cells) == (reserved, N_CTX - reserved)
-        assert (stats.sequences, stats.written) == (
-            len(self.held),
-            sum(len(rows) for rows in self.rows.values()),
-        )
-        occupied = [owner != -1 for owner in self.store.owners()]
-        for seq, (start, cap) in self.held.items():
-            assert self.store.spans(seq) == [(0, start, cap)]
-            assert all(occupied[start : start + cap])
-            assert self.store.written(seq) == len(self.rows[seq])
-            for layer in range(N_LAYER):
-                wanted = self.arrays(self.rows[seq], layer)
-                np.testing.assert_array_equal(self.store.export(seq, layer, "k"), wanted)
-                np.testing.assert_array_equal(self.store.export(seq, layer, "v"), -wanted)
-        assert sum(occupied) == reserved
 
 
-StoreMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
-test_store_machine = StoreMachine.TestCase
+@pytest.mark.parametrize(
+    ("cache_type", "n_ctx", "sanitize", "examples"),
+    [
+        ("f32", 18, False, 150),
+        ("f32", 12, True, 100),
+        ("f16", 24, True, 60),
+        ("q8_0", 16, False, 100),
+        ("q8_0", 20, True, 100),
+    ],
+)
+def test_the_store_agrees_with_its_models(
+    cache_type: str, n_ctx: int, sanitize: bool, examples: int
+) -> None:
+    case: Any = testing.machine(
+        lambda: make(cache_type, n_ctx, sanitize), examples=examples, steps=STEPS
+    )
+    case("runTest").debug()
+    for seen in ("sharer copies, rows kept", "donor copies, rows kept", "share of a share"):
+        assert case.tally[seen, "seen"], f"no run came across: {seen}"
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0"])
+def test_a_cell_of_another_sequence_is_told_apart(cache_type: str) -> None:
+    """What the adapter would say of a store that reads or keeps wrong rows."""
+    cache = KvStoreCache(KvStore(2, 8, 3, 32, cache_type=cache_type, threads=1, sanitize=True))
+    cache.reserve(1, 4)
+    cache.step([(1, 0, [7, 300])])
+    assert cache.read(1) == [7, 300]
+    cache.check()
+    k, v = cache.store.region(1)
+    kept = v.arrays[0][1].copy()
+    v.arrays[0][1] = k.arrays[0][1]  # K where V belongs
+    with pytest.raises(AssertionError, match="row 1 of sequence 1 in layer 1, v, is no row"):
+        cache.read(1)
+    v.arrays[0][1] = v.arrays[0][0]  # another row of the same kind
+    with pytest.raises(AssertionError, match=r"layers of sequence 1 differ: \[7, 300\] and \[7, 7"):
+        cache.read(1)
+    v.arrays[0][1] = kept
+    k.arrays[0][5] = 0
+    with pytest.raises(AssertionError, match=r"cells \[5\] of layer 1, k, are free or unwritten"):
+        cache.check()
+
+
+def test_a_refusal_that_changes_a_byte_is_seen() -> None:
+    cache = KvStoreCache(KvStore(1, 8, 3, 32, cache_type="f32", threads=1))
+    state = cache.state()
+    refused(cache.store, "2.5", lambda: cache.step([(1, 0, [7])]))
+    assert cache.state() == state
+    cache.store.region(0)[0].arrays[0][3, 5] = 1
+    assert cache.state() != state
+
+
+def test_inside_a_step_everything_else_is_tried() -> None:
+    cache = KvStoreCache(KvStore(1, 8, 3, 32, cache_type="f32", threads=1))
+    cache.reserve(1, 8)
+    tried = []
+    for name in ("release", "truncate", "resize", "defrag", "share_prefix", "remove", "shift"):
+
+        def spy(*args: Any, name: str = name, **named: Any) -> Any:
+            tried.append(name)
+            return getattr(KvStore, name)(cache.store, *args, **named)
+
+        vars(cache.store)[name] = spy
+    for t in range(8):
+        cache.step([(1, t, [t])])
+    for _ in range(8):
+        cache.step([(1, 7, [7])])
+    assert set(tried) == {
+        "release",
+        "truncate",
+        "resize",
+        "defrag",
+        "share_prefix",
+        "remove",
+        "shift",
+    }
+
+
+def test_an_operation_that_an_open_step_lets_through_is_reported() -> None:
+    cache = KvStoreCache(KvStore(1, 8, 3, 32, cache_type="f32", threads=1))
+    cache.reserve(1, 8)
+    vars(cache.store)["reserve"] = lambda seq, cap: None
+    with pytest.raises(AssertionError, match="operation 0 is not refused in an open step"):
+        cache.step([(1, 0, [1])])

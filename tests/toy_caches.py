@@ -9,7 +9,7 @@ from minfer.errors import Refusal
 from minfer.testing.contents import Contents, Group, Impossible
 from minfer.testing.layout import Layout, Moved
 
-N_CTX = 20
+N_CTX = 18
 EMPTY = 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
 from minfer.kv.change import Change
-from minfer.kv.checks import sequence_id, whole_number
+from minfer.kv.checks import sequence_id, unknown, whole_number
 from minfer.kv.free import FreeCells
 from minfer.kv.readers import Readers
 from minfer.kv.runs import (
@@ -86,19 +86,21 @@ class CellTables:
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""
-        if plan is not self._open:
+        if not self.is_open(plan):
             raise Refusal("5.5", "this plan is not the open step of the store; open it first")
         self._open = None
         for group, entry in zip(plan.groups, plan.after, strict=True):
             self.entries[group.seq] = entry
         self.generation += 1
 
-    def abort(self, plan: Plan) -> bool:
+    def abort(self, plan: Plan) -> None:
         """If `plan` is still open, end it badly: its groups stay cut at their first position."""
-        was_open = plan is self._open
-        if was_open:
+        if self.is_open(plan):
             self._open = None
-        return was_open
+
+    def is_open(self, plan: Plan) -> bool:
+        """Whether the step of `plan` has begun and not ended."""
+        return plan is self._open
 
     def refuse_stale(self, change: Change) -> None:
         """Refuse a change that was planned on other tables."""
@@ -136,8 +138,7 @@ class CellTables:
         seq = sequence_id(seq)
         entry = self.entries.get(seq)
         if entry is None:
-            message = f"sequence {seq} is unknown to the store; reserve cells for it first"
-            raise Refusal("2.5", message, {"seq": seq})
+            raise unknown(seq)
         return entry
 
     def has(self, seq: int) -> bool:

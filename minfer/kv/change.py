@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from minfer.errors import Refusal
-from minfer.kv.checks import sequence_id
+from minfer.kv.checks import sequence_id, unknown
 from minfer.kv.readers import Readers
 from minfer.kv.runs import Counts, Entry, Move, Run, Share
 from minfer.kv.uninterrupted import Uninterrupted
@@ -67,8 +66,7 @@ class Draft:
         """The entry of a sequence as the draft has it."""
         entry = self._entries[seq] if seq in self._entries else self._tables.entries.get(seq)
         if entry is None:
-            message = f"sequence {seq} is unknown to the store; reserve cells for it first"
-            raise Refusal("2.5", message, {"seq": seq})
+            raise unknown(seq)
         return entry
 
     def run(self, run_id: int) -> Run:

@@ -47,6 +47,12 @@ def sequence_id(value: object) -> int:
     return whole_number(value, "sequence id", "5.2")
 
 
+def unknown(seq: int) -> Refusal:
+    """A sequence that holds no run."""
+    message = f"sequence {seq} is unknown to the store; reserve cells for it first"
+    return Refusal("2.5", message, {"seq": seq})
+
+
 def int32s(name: str, array: object, shape: tuple[int, ...]) -> Int32:
     """Whole numbers as int32 of `shape`; other dtypes, shapes and sizes of number are refused."""
     given = np.asarray(array)

@@ -227,7 +227,10 @@ class KvStore(Sequences):
             self._tables.open(plan)
 
     def _abort(self, plan: Plan) -> None:
+        if not self._tables.is_open(plan):
+            return
         with Uninterrupted():
-            if self._tables.abort(plan) and self.sanitize:
+            self._tables.abort(plan)
+            if self.sanitize:
                 written = {cell for cells in plan.cells for cell in cells}
                 self._arena.clear((plan.kept | written) - self._tables.read_cells())

@@ -31,7 +31,7 @@ def table(tally: Counter[tuple[str, str]]) -> str:
     """How often each operation was done and refused, and what was seen inside."""
     lines = []
     for name in sorted({name for name, _ in tally}):
-        counts = [f"{outcome} {tally[name, outcome]}" for outcome in ("done", "refused", "seen", "after a call")]
+        counts = [f"{outcome} {tally[name, outcome]}" for outcome in ("done", "refused", "seen")]
         lines.append(f"{name:36}" + ", ".join(c for c in counts if not c.endswith(" 0")))
     return "\n".join(lines)
 

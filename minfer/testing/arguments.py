@@ -1,4 +1,4 @@
-"""What each operation is called with at random; by operation, see `draws`."""
+"""What each operation is called with, from what there is (see `draws`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def reserve_with_defrag(d: Drawn) -> Sequence[int]:
 
 
 def release(d: Drawn) -> Sequence[int]:
-    """Half of the time one that others read, so that orphans are left."""
+    """Often one that others read, which leaves an orphan, or the lowest, which leaves a gap."""
     read = d.known(lambda seq: d.read_by_others(seq) > 0)
-    return (d.one_of(read) if read and d.number(0, 1) else d.any_seq(),)
+    lowest = d.known(lambda seq: d.place(seq) == min(map(d.place, d.written)))
+    return (d.any_seq() if d.wild else d.one_of([*read, *lowest, *d.known(lambda seq: True)]),)
 
 
 def truncate(d: Drawn) -> Sequence[int]:
@@ -33,7 +34,7 @@ def truncate(d: Drawn) -> Sequence[int]:
 def resize(d: Drawn) -> Sequence[int]:
     seq = d.seq()
     lowest = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq))
-    return seq, d.number(0, 9) if d.wild else d.number(lowest, d.own_cap(seq) + 2)
+    return seq, d.number(0, 9) if d.wild else d.number(lowest, min(lowest + 5, d.most(seq)))
 
 
 def resize_with_defrag(d: Drawn) -> Sequence[int]:
@@ -63,19 +64,11 @@ def can_fork(there: There) -> bool:
     return bool(there.known(lambda seq: there.can_give(seq) > 0)) and there.free()[1] > 0
 
 
-def family(d: Drawn) -> Sequence[Any]:
-    """Cells of a sequence at the bottom, cells and rows of one above it, and of its forks."""
-    below, cap = d.number(0, 3), d.number(0, 5)
-    rows = d.number(1, max(1, cap))
-    forks = [(d.number(1, 3), d.number(1, rows)) for _ in range(d.number(0, 2) if cap else 0)]
-    return below, cap, rows, forks
-
-
 def fork(d: Drawn) -> Sequence[int]:
-    """Arguments of a reservation and of a share for it: src, dst, cap, rows."""
+    """Of a reservation and of a share for it: src, dst, cap, rows."""
     src = d.seq(lambda seq: d.can_give(seq) > 0)
     most = d.can_give(src)
-    return src, d.new_seq(), d.number(1, min(4, d.free()[1])), d.number(max(1, most - 2), most)
+    return src, d.new_seq(), d.number(1, min(5, d.free()[1])), d.number(max(1, most - 2), most)
 
 
 def can_copy(there: There) -> bool:
@@ -132,14 +125,24 @@ def failing_step(d: Drawn) -> Sequence[Any]:
     return groups(d, []), d.number(0, 2)
 
 
-def can_rewrite(there: There) -> bool:
-    return bool(there.known(lambda seq: bool(there.shared_starts(seq))))
+def has_sharer(there: There) -> bool:
+    return any(there.below_share(seq) for seq in there.written)
 
 
-def rewrite(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
-    """A step that copies on write."""
-    seq = d.seq(lambda seq: bool(d.shared_starts(seq)))
-    return (groups(d, [d.group(seq, d.shared_starts(seq))]),)
+def rewrite_share(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
+    """A step that copies rows of a sharer."""
+    seq = d.one_of(d.known(lambda seq: bool(d.below_share(seq))))
+    return (groups(d, [d.rewrite(seq, d.below_share(seq))]),)
+
+
+def has_donor(there: There) -> bool:
+    return any(there.below_readers(seq) for seq in there.written)
+
+
+def rewrite_given(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:
+    """A step that makes a donor go on elsewhere."""
+    seq = d.one_of(d.known(lambda seq: bool(d.below_readers(seq))))
+    return (groups(d, [d.rewrite(seq, d.below_readers(seq))]),)
 
 
 def groups(d: Drawn, begun: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ and back when it reads; see `kv_store` for how.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Cache(Protocol):
@@ -54,6 +54,6 @@ REPORTS = {
 PLACES = ("spans", "cap", "written", "stats")
 
 
-def offers(cache: object, name: str) -> bool:
+def offers(cache: Any, name: str) -> bool:
     """Whether a cache has a method."""
     return callable(getattr(cache, name, None))

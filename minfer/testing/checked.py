@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from minfer.errors import Refusal
 from minfer.testing.cache import Cache, offers
@@ -42,10 +42,10 @@ class Checked:
     def __init__(
         self, cache: Cache, refusals: type[Exception] | tuple[type[Exception], ...] = Refusal
     ) -> None:
-        self.cache: Any = cache
+        self.cache = cast(Any, cache)
         self.refusals = refusals
         self.contents = Contents()
-        self.layout = Layout(len(self.cache.owners())) if offers(cache, "owners") else None
+        self.layout = Layout(len(self.cache.owners())) if offers(self.cache, "owners") else None
         self.calls: list[str] = []
         self.tally: Counter[tuple[str, str]] = Counter()
         self._run_ids: dict[int, int] = {}
@@ -176,8 +176,9 @@ class Checked:
         assert impossible is None, f"{name} is not refused: {impossible}"
         self.tally[name, "done"] += 1
         self.contents, self.layout = contents, layout
-        for event in layout.present() if layout is not None else ():
-            self.tally[event, "after a call"] += 1
+        if layout is not None:
+            self.tally.update({(event, "seen"): n for event, n in layout.events.items()})
+            layout.events.clear()
         self.check()
         if layout is not None and compare is not None:
             compare(wanted, answer)

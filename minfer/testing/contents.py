@@ -1,7 +1,8 @@
 """What a cache must answer: a plain reference store without cells.
 
 A dict of (sequence, position) -> value, and how many positions each sequence has. Every operation
-is a line or two here, so that this is easy to believe.
+is a line or two here, so that this is easy to believe. It refuses what makes no sense whatever
+the cache is made of; questions of room are for `layout`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ class Contents:
         return [self.values[seq, position] for position in range(self.written[seq])]
 
     def reserve(self, seq: int, cap: int) -> None:
-        require(cap > 0, f"a reservation of {cap} cells")
         self.written.setdefault(seq, 0)
 
     reserve_with_defrag = reserve
@@ -56,7 +56,6 @@ class Contents:
 
     def resize(self, seq: int, cap: int) -> None:
         self._known(seq)
-        require(cap > 0, f"a run of {cap} cells")
 
     resize_with_defrag = resize
 
@@ -79,7 +78,7 @@ class Contents:
     def remove(self, seq: int, start: int, length: int) -> None:
         self._known(seq)
         kept = self.read(seq)
-        inside = 0 <= start and 0 < length and start + length <= len(kept)
+        inside = start >= 0 and length > 0 and start + length <= len(kept)
         require(inside, f"[{start}, {start + length}) is no part of {len(kept)} rows")
         self._keep(seq, start)
         self._fill(seq, start, kept[start + length :])

@@ -1,14 +1,11 @@
-"""Arguments of random calls: most of them possible, so that a run gets far; one in twelve anything.
+"""What a random call is chosen from: `There` says what could be done, `Drawn` chooses by numbers.
 
-What can be done depends on what there is: `There` answers, `Drawn` draws one set of arguments.
+Numbers come from outside, a few a call, so that whoever makes them can repeat and shorten a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from hypothesis import strategies as st
+from collections.abc import Callable, Iterator, Sequence
 
 from minfer.testing.checked import Checked
 
@@ -16,8 +13,6 @@ SEQS = 7  # ids from 0 on
 CAP = 6  # of a new run
 ROWS = 3  # of a group
 GUESS = 4  # rows a sequence has room for, where a cache does not say
-
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 class There:
@@ -48,6 +43,16 @@ class There:
         """Rows from position 0 on that are not the sequence's alone."""
         return max(self.share(seq), self.read_by_others(seq))
 
+    def place(self, seq: int) -> int:
+        """The first cell of the run of `seq`."""
+        return self.layout.runs[self.layout.seqs[seq].run].start if self.layout else 0
+
+    def most(self, seq: int) -> int:
+        """Cells that the run of `seq` can have where it is."""
+        if not self.layout:
+            return self.written[seq] + GUESS
+        return self.layout.most_in_place(self.layout.seqs[seq].run)
+
     def can_give(self, seq: int) -> int:
         """Rows that a share may have."""
         return self.share(seq) or self.written[seq]
@@ -68,27 +73,37 @@ class There:
         ends = self.layout.n_ctx if self.layout else 0
         return any(start + length != ends for start, length in gaps)
 
-    def shared_starts(self, seq: int) -> list[int]:
-        """Positions where a step would ask for copy-on-write, if it has room."""
-        rows = self.written[seq]
-        sharer = range(max(0, rows - self.own_cap(seq)), self.share(seq))
-        return [*sharer, *range(min(rows, self.read_by_others(seq)))][::-1]
+    def below_share(self, seq: int) -> list[int]:
+        """Positions of its share from which `seq` can go on in its own run; the last first."""
+        return [*range(max(0, self.written[seq] - self.own_cap(seq)), self.share(seq))][::-1]
+
+    def below_readers(self, seq: int) -> list[int]:
+        """Positions that others read from which `seq` can go on elsewhere; the last first."""
+        read = self.read_by_others(seq)
+        if not read or not self.layout:
+            return []
+        longest = max(self.layout.largest_gap, self.most(seq) - read)
+        return [*range(max(0, self.cap(seq) - longest), min(read, self.written[seq] + 1))][::-1]
 
 
 class Drawn(There):
-    """One set of arguments being drawn; small numbers first, so that failures shrink well."""
+    """Arguments of one call. Most are possible, so that a run gets far; one call in twelve is wild
+    and takes anything.
 
-    def __init__(self, draw: Draw, checked: Checked) -> None:
+    numbers: 0 to 255, and 0 from where they end; 0 chooses the smallest of everything.
+    """
+
+    def __init__(self, numbers: Iterator[int], checked: Checked) -> None:
         super().__init__(checked)
-        self._draw = draw
+        self._numbers = numbers
         self.wild = self.number(0, 11) == 11
 
     def number(self, low: int, high: int) -> int:
         """low to high, both included; low where that is nothing."""
-        return int(self._draw(st.integers(low, max(low, high))))
+        return low + next(self._numbers, 0) % (max(low, high) - low + 1)
 
-    def one_of(self, choices: Iterable[int]) -> int:
-        return int(self._draw(st.sampled_from(list(choices))))
+    def one_of(self, choices: Sequence[int]) -> int:
+        return choices[self.number(0, len(choices) - 1)]
 
     def seq(self, wanted: Callable[[int], bool] = lambda seq: True) -> int:
         """A known sequence that is `wanted`, if there is one; any known one in a wild call."""
@@ -103,19 +118,18 @@ class Drawn(There):
             return self.number(0, SEQS)
         return self.one_of([seq for seq in range(SEQS) if seq not in self.written][:2] or [SEQS])
 
-    def group(self, seq: int, starts: Sequence[int] = ()) -> tuple[int, int, int]:
-        """Rows of `seq` from one of `starts`, else at its end or anywhere before."""
+    def group(self, seq: int) -> tuple[int, int, int]:
+        """Rows of `seq` at its end, or again: if there are any, rows that others read too."""
         rows, cap = self.written[seq], self.cap(seq)
-        anywhere = [rows] * 2 * (rows < cap) + [max(0, rows - 1)] + self.shared_starts(seq)
-        t = self.number(0, rows + 1) if self.wild else self.one_of(starts or anywhere)
-        return seq, t, self.number(1, ROWS + 2 if self.wild else min(ROWS, cap - t))
+        if self.wild:
+            return seq, self.number(0, rows + 1), self.number(1, ROWS + 2)
+        shared = self.below_share(seq) + self.below_readers(seq)
+        if shared and self.number(0, 1):
+            return self.rewrite(seq, shared)
+        t = rows if rows < cap and self.number(0, 3) else max(0, rows - self.number(1, 2))
+        return seq, t, self.number(1, min(ROWS, cap - t))
 
-
-def drawn(make: Callable[[Drawn], Sequence[Any]]) -> st.SearchStrategy[Any]:
-    """The strategy that calls `make` beside the machine it draws for."""
-
-    @st.composite
-    def strategy(draw: Draw) -> tuple[Any, ...]:
-        return tuple(make(Drawn(draw, draw(st.runner()).checked)))
-
-    return strategy()
+    def rewrite(self, seq: int, starts: list[int]) -> tuple[int, int, int]:
+        """A row or two of `seq` from one of `starts` on."""
+        t = self.one_of(starts)
+        return seq, t, self.number(1, min(2, self.cap(seq) - t))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.format import BLOCK, Floats, KvFormat
@@ -25,7 +24,7 @@ class BrokenStepError(Exception):
 
 
 class KvStoreCache:
-    """The cache under test is `store`, of any format, two layers at least for a good test.
+    """The cache under test is `store`, of any format, with heads of 3 elements or more.
 
     An element of a row is a whole number up to 127, and the first of every 32 is 127, so that
     f32, f16 and q8_0 keep it exactly. Removal is asked for without rope, which moves K as it is;
@@ -37,6 +36,14 @@ class KvStoreCache:
         self.store = store
         self.never = ("remove", "shift") if store.fmt is KvFormat.F16 else ()
         self._tries = 0
+        element = np.arange(store.n_head_kv * store.head_dim)
+        digit = np.where(element % BLOCK == 0, 0, element % 3)
+        self._places = np.array([digit == 1, digit == 2], np.float32)
+        first, others = 127 * (element % BLOCK == 0), (element % BLOCK != 0) & (digit == 0)
+        self._fixed = [
+            (first + others * (layer + element // BLOCK)).astype(np.float32)
+            for layer in range(store.n_layer)
+        ]
 
     def reserve(self, seq: int, cap: int) -> Slot:
         return self.store.reserve(seq, cap)
@@ -89,7 +96,7 @@ class KvStoreCache:
         raise AssertionError("the error of a step's block does not come out of it")
 
     def read(self, seq: int) -> list[int]:
-        read = []
+        read: list[list[int]] = []
         for which in "kv":
             for at in self._regions(which):
                 layer = at[0]
@@ -139,9 +146,7 @@ class KvStoreCache:
         if self.store.sanitize:
             self._check_nans()
 
-    def _step(
-        self, groups: Sequence[Group], layers: int, fails: bool = False
-    ) -> tuple[Move, ...]:
+    def _step(self, groups: Sequence[Group], layers: int, fails: bool = False) -> tuple[Move, ...]:
         seqs = [seq for seq, _, values in groups for _ in values]
         positions = [t + i for _, t, values in groups for i in range(len(values))]
         fresh = [value for _, _, values in groups for value in values]
@@ -203,20 +208,13 @@ class KvStoreCache:
         return [(layer, 1 if which == "k" else -1) for layer in range(self.store.n_layer)]
 
     def _rows(self, values: Sequence[int], layer: int, sign: int) -> Floats:
-        """One row a value: 127, its two digits and the layer, again and again."""
-        store = self.store
-        element = np.arange(store.n_head_kv * store.head_dim)
-        value = np.asarray(values)[:, None]
-        digits: NDArray[np.integer[Any]] = np.select(
-            [element % BLOCK == 0, element % 3 == 1, element % 3 == 2],
-            [127, value % DIGIT, value // DIGIT],
-            layer + element // BLOCK,
-        )
-        rows = (sign * digits).astype(np.float32)
-        return rows.reshape(len(values), store.n_head_kv, store.head_dim)
+        """One row a value: 127 at the head of a block, the two digits of the value, the layer."""
+        digits = np.array([(v % DIGIT, v // DIGIT) for v in values], np.float32).reshape(-1, 2)
+        rows: Floats = np.float32(sign) * (self._fixed[layer] + digits @ self._places)
+        return rows.reshape(len(values), self.store.n_head_kv, self.store.head_dim)
 
-    @staticmethod
-    def _values(rows: Floats) -> list[int]:
+    def _values(self, rows: Floats) -> list[int]:
         """The values that rows say they hold; NaN says 0."""
-        low, high = np.abs(np.nan_to_num(rows[:, 0, 1:3])).astype(int).T
-        return [int(value) for value in low + DIGIT * high]
+        digits = np.abs(rows[:, 0, 1:3])
+        whole = np.where(np.isfinite(digits), digits, 0).astype(int).tolist()
+        return [low + DIGIT * high for low, high in whole]

@@ -29,6 +29,7 @@ class Layout(Places):
     """
 
     def reserve(self, seq: int, cap: int) -> int:
+        require(cap > 0, f"a run of {cap} cells")
         if seq in self.seqs:
             held = self.seqs[seq].run
             require(cap <= self.runs[held].cap, f"{seq} holds {self.runs[held].cap} cells")
@@ -82,19 +83,6 @@ class Layout(Places):
     def shift(self, seq: int, drop: int) -> None:
         self.remove(seq, 0, drop)
 
-    def present(self) -> list[str]:
-        """What a test run wants to come across."""
-        orphans = [run for run in self.runs if self.runs[run].owner is None]
-        seen = {
-            "orphan there": bool(orphans),
-            "orphan of two readers there": any(len(self.shares(run)) > 1 for run in orphans),
-            "two orphans there": len(orphans) > 1,
-            "sharer there": any(held.share for held in self.seqs.values()),
-            "gap below a run there": len(self.gaps())>1 or self.gaps() and sum(self.gaps()[0])<self.n_ctx,
-            "orphan above gap": any(self.gaps() and self.gaps()[0][0]<self.runs[o].start for o in orphans),
-        }
-        return [name for name, there in seen.items() if there]
-
     # Compaction (5.3, 5.6).
 
     def defrag(self, need: int | None = None) -> list[Moved]:
@@ -110,25 +98,22 @@ class Layout(Places):
 
     def resize(self, seq: int, cap: int) -> int:
         held = self.known(seq)
-        require(cap >= self.rows(held.run), f"{self.rows(held.run)} rows are read")
-        require(self.fits_in_place(held.run, cap), "the cells above are not free")
+        require(cap >= max(1, self.rows(held.run)), f"{self.rows(held.run)} rows are read")
+        require(cap <= self.most_in_place(held.run), "the cells above are not free")
         self.runs[held.run].cap = cap
         return held.run
 
     def resize_with_defrag(self, seq: int, cap: int) -> tuple[int, list[Moved]]:
         held = self.known(seq)
-        if cap < self.rows(held.run) or self.fits_in_place(held.run, cap):
+        if cap < self.rows(held.run) or cap <= self.most_in_place(held.run):
             return self.resize(seq, cap), []
-        require(
-            cap - self.runs[held.run].cap <= self.free, f"{cap} cells, {self.free} are free"
-        )
+        require(cap - self.runs[held.run].cap <= self.free, f"{cap} cells, {self.free} are free")
         return held.run, self.grow(held.run, cap)
 
-    def fits_in_place(self, number: int, cap: int) -> bool:
-        """Whether a run may end at `cap` cells: it shrinks, or the cells above are free."""
+    def most_in_place(self, number: int) -> int:
+        """Cells of a run and of the gap just above it."""
         run = self.runs[number]
-        room = dict(self.gaps()).get(run.start + run.cap, 0)
-        return cap <= run.cap + room
+        return run.cap + dict(self.gaps()).get(run.start + run.cap, 0)
 
     def pack(self, need: int | None) -> list[Moved]:
         """Runs go down in cell order until a gap of `need` is there; the moves, in their order."""

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from minfer.testing.contents import Impossible, require
 
-
 FREE = -1  # in the owner table of a cache
 
 

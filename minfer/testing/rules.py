@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import unittest
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import hypothesis
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from minfer.testing import arguments as to
-from minfer.testing import draws
-from minfer.testing.cache import Cache, offers
+from minfer.testing.cache import Cache
+from minfer.testing.calls import Call, choose, family
 from minfer.testing.checked import Checked
 
+# The same strategy for every call: hypothesis mutates what it drew, and a number that does not fit
+# in its new place would become the smallest.
+NUMBERS = st.binary(min_size=16, max_size=16)
 
-def _random(
-    name: str,
-    args: Callable[[draws.Drawn], Sequence[Any]],
-    when: Callable[[draws.There], object] = lambda there: there.written,
-) -> Callable[..., None]:
-    """The rule that calls `name`, if the cache offers it and the call would do something."""
 
-    def call(self: StoreMachine, args: tuple[Any, ...]) -> None:
-        getattr(self.checked, name)(*args)
+def _calls(
+    by: Callable[[Checked, Iterable[int]], list[Call]],
+) -> st.SearchStrategy[list[Call]]:
+    """Calls on the cache of the machine that draws, chosen by drawn numbers."""
 
-    def holds(self: StoreMachine) -> object:
-        return self.offers(name) and when(draws.There(self.checked))
+    @st.composite
+    def chosen(draw: Callable[[st.SearchStrategy[Any]], Any]) -> list[Call]:
+        return by(draw(st.runner()).checked, draw(NUMBERS))
 
-    call.__name__ = name
-    return precondition(holds)(rule(args=draws.drawn(args))(call))
+    return chosen()
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -44,55 +43,23 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.checked = Checked(type(self).make(), self.refusals)
 
-    def offers(self, name: str) -> bool:
-        return offers(self.checked.cache, name)
+    @initialize(calls=_calls(family))
+    def begin(self, calls: list[Call]) -> None:
+        """Chance alone seldom makes sequences that share."""
+        self.do(calls)
+
+    @rule(calls=_calls(choose))
+    def go_on(self, calls: list[Call]) -> None:
+        """One operation, or two that belong together."""
+        self.do(calls)
+
+    def do(self, calls: list[Call]) -> None:
+        """Make the calls, each checked."""
+        for call in calls:
+            call.on(self.checked)
 
     def teardown(self) -> None:
         self.tally.update(self.checked.tally)
-        if self.checked.layout is not None:
-            events = self.checked.layout.events
-            self.tally.update({(event, "seen"): n for event, n in events.items()})
-
-    reserve = _random("reserve", to.reserve, lambda there: there.free()[1])
-    release = _random("release", to.release)
-    truncate = _random("truncate", to.truncate)
-    resize = _random("resize", to.resize)
-    defrag = _random("defrag", to.defrag, draws.There.can_move)
-    reserve_with_defrag = _random(
-        "reserve_with_defrag", to.reserve_with_defrag, lambda there: there.free()[0]
-    )
-    resize_with_defrag = _random("resize_with_defrag", to.resize_with_defrag)
-    share_prefix = _random("share_prefix", to.share_prefix, to.can_share)
-    copy_prefix = _random("copy_prefix", to.copy_prefix, to.can_copy)
-    remove = _random("remove", to.remove, to.can_remove)
-    shift = _random("shift", to.shift, to.can_shift)
-    write = _random("write", to.write)
-    append = _random("append", to.append, to.can_append)
-    step = _random("step", to.step)
-    rewrite = _random("step", to.rewrite, to.can_rewrite)
-    failing_step = _random("failing_step", to.failing_step)
-
-    @initialize(args=draws.drawn(to.family))
-    def family(self, args: tuple[Any, ...]) -> None:
-        """Some sequences to begin with: one with rows, others that share them."""
-        below, cap, rows, forks = args
-        if below:
-            self.checked.reserve(draws.SEQS, below)
-        if cap:
-            self.checked.reserve(0, cap)
-            self.checked.write(0, 0, rows)
-        for seq, (own, shared) in enumerate(forks if self.offers("share_prefix") else (), 1):
-            self.fork((0, seq, own, shared))
-
-    @precondition(
-        lambda self: self.offers("share_prefix") and to.can_fork(draws.There(self.checked))
-    )
-    @rule(args=draws.drawn(to.fork))
-    def fork(self, args: tuple[int, int, int, int]) -> None:
-        """A sequence that is reserved to share: chance alone seldom does both."""
-        src, dst, cap, rows = args
-        self.checked.reserve(dst, cap)
-        self.checked.share_prefix(src, dst, rows)
 
 
 def test_case(
@@ -104,12 +71,18 @@ def test_case(
     refusals: type[Exception] | tuple[type[Exception], ...],
 ) -> type[unittest.TestCase]:
     """See `minfer.testing.machine`."""
-    body = {"make": staticmethod(make_cache), "refusals": refusals, "tally": Counter()}
+    body: dict[str, Any] = {
+        "make": staticmethod(make_cache),
+        "refusals": refusals,
+        "tally": Counter(),
+    }
     made: Any = type("StoreMachine", (StoreMachine,), body)
     if seed is not None:
         made = hypothesis.seed(seed)(made)
     case: Any = made.TestCase
-    given = {"max_examples": examples, "stateful_step_count": steps}
+    given: dict[str, Any] = {"max_examples": examples, "stateful_step_count": steps}
+    if seed is not None:  # a run kept from before would come first
+        case.settings = hypothesis.settings(case.settings, database=None)
     case.settings = hypothesis.settings(
         case.settings,
         report_multiple_bugs=False,
