@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from errors_allowed import CAP, assert_within_budget
@@ -24,12 +24,10 @@ FORMATS = ("f32", "f16", "q8_0")
 Rows = NDArray[np.float32]
 
 
-def make_store(
-    cache_type: str = "f32", n_ctx: int = 40, n_layer: int = 1, sanitize: bool | None = None
-) -> KvStore:
-    return KvStore(
-        n_layer, n_ctx, N_HEAD_KV, HEAD_DIM, cache_type=cache_type, threads=1, sanitize=sanitize
-    )
+def make_store(cache_type: str = "f32", n_ctx: int = 40, n_layer: int = 1, **how: Any) -> KvStore:
+    """how: further arguments of the store, such as device and sanitize."""
+    shape = (n_layer, n_ctx, N_HEAD_KV, HEAD_DIM)
+    return KvStore(*shape, cache_type=cache_type, threads=1, **how)
 
 
 def token_rows(seq: int, positions: Sequence[int], n_head: int, what: int) -> Rows:
@@ -143,9 +141,9 @@ class Told:
         cache_type: str = "f32",
         n_ctx: int = 16,
         n_layer: int = 1,
-        sanitize: bool | None = None,
+        **how: Any,
     ) -> None:
-        self.store = make_store(cache_type, n_ctx, n_layer, sanitize)
+        self.store = make_store(cache_type, n_ctx, n_layer, **how)
         self.seeds: dict[int, list[Seed]] = {}
         self.steps = 0
 

@@ -18,11 +18,13 @@ import pytest
 from minfer.format import KvFormat
 from tuning.__main__ import main
 from tuning.bench import checks, command, inputs, results, rounds, statistics, table
-from tuning.bench.cases import Attention, Case, Model, Product, Session, Work, copies, from_message
+from tuning.bench.cases import Attention, Case, Model, Product, Work, copies
 from tuning.bench.command import measured
 from tuning.bench.contestants import Column, opened
 from tuning.bench.protocol import Absent, CallFailed, ChildFailed, Message, pack
 from tuning.bench.rounds import Options
+from tuning.bench.store_cases import Session, Store, Tables
+from tuning.bench.suites import from_message
 from tuning.columns.subjects import Measure
 
 CASE = Attention(1, 5, 2, 1, 32)
@@ -290,7 +292,9 @@ def test_work_is_counted_once_for_what_a_causal_mask_shows() -> None:
     assert case.work("q8_0", "call") == Work(fma=12 * 4 * 64, int8=12 * 4 * 64)
     assert Attention(1, 8, 4, 2, 64).work("q8_0", "call").bytes == 2 * 8 * 4 * 34
     assert Product(48, 64, 1).work("q8_0", "call") == Work(bytes=48 * 2 * 34, int8=48 * 64)
-    for one in (case, Product(48, 64, 1), Model("q8_0", 16), Session(2, 16, 2, 32)):
+    sizes = (2, 16, 2, 32)
+    store_cases = Session(*sizes), Store(*sizes), Tables(10)
+    for one in (case, Product(48, 64, 1), Model("q8_0", 16), *store_cases):
         assert from_message(json.loads(json.dumps(one.message()))) == one
 
 
@@ -366,7 +370,7 @@ def test_a_report_that_cannot_be_written_is_printed_first(
 def test_a_quick_run_times_every_case_after_its_check() -> None:
     argv = [sys.executable, "-m", "tuning", "bench", "--quick", "--json"]
     done = subprocess.run(
-        [*argv, "--what", "attn", "session"],
+        [*argv, "--what", "attn", "session", "tables"],
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
@@ -374,7 +378,7 @@ def test_a_quick_run_times_every_case_after_its_check() -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert len(report["rows"]) == 2 * 3 + 7 * 3
+    assert len(report["rows"]) == 2 * 3 + 7 * 3 + (7 * 3 - 1) + 12
     for row in report["rows"]:
         for name in ("ours", "control"):
             cell = row["columns"][name]

@@ -12,9 +12,11 @@ from stores import FORMATS, A, B, C, D, Told, free_runs, layout, tokens
 from minfer.kv.runs import FREE, Move, Slot
 
 
-def donor_and_reader(n_ctx: int, a: tuple[int, int], b: tuple[int, int, int]) -> Told:
+def donor_and_reader(
+    n_ctx: int, a: tuple[int, int], b: tuple[int, int, int], sanitize: bool | None = None
+) -> Told:
     """A with (cap, rows), then B with (cap, rows of A it shares, rows of its own)."""
-    told = Told(n_ctx=n_ctx, n_layer=2)
+    told = Told(n_ctx=n_ctx, n_layer=2, sanitize=sanitize)
     told.reserve(A, *a)
     cap, shared, own = b
     told.reserve(B, cap)
@@ -317,9 +319,12 @@ def test_one_refused_group_leaves_the_others_uncopied() -> None:
 # --- steps that fail ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("sanitize", [None, True])
 @pytest.mark.parametrize("written", [0, 1, 2])
-def test_a_failed_step_truncates_its_groups_and_the_moves_stay(written: int) -> None:
-    told = donor_and_reader(24, (6, 5), (5, 4, 2))
+def test_a_failed_step_truncates_its_groups_and_the_moves_stay(
+    written: int, sanitize: bool | None
+) -> None:
+    told = donor_and_reader(24, (6, 5), (5, 4, 2), sanitize)
     told.reserve(C, 4)
     told.share(A, C, 3)
     kept = {seq: list(seeds) for seq, seeds in told.seeds.items()}

@@ -312,6 +312,7 @@ def test_no_default_reads_outside_its_window(
     cache_type: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [tokens((2, 6, 3), (3, 3, 1), (1, 5, 2), kind=kind), tokens((3, 2, 1), kind=kind)]
+    monkeypatch.setenv(FLAG, "0")
     plain = scattered(cache_type)
     expected = [forward(plain, batch) for batch in batches]
     monkeypatch.setenv(FLAG, "1")

@@ -19,6 +19,7 @@ from stores import (
     D,
     Told,
     assert_attends,
+    make_store,
     seed_row,
     seed_rows,
     tokens,
@@ -231,6 +232,18 @@ def test_answers_beside_cells_that_hold_nan(history: Callable[[Told, int], None]
         for seq in list(told.seeds):
             told.release(seq)
         assert told.store.stats().free_cells == 96
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_answers_over_the_other_arrangement(
+    history: Callable[[Told, int], None], planes: str
+) -> None:
+    """Codes and scales in planes of their own; the sequence alone lies in canonical cells."""
+    for kind, sanitize in zip(KINDS, (True, False), strict=True):
+        told = Told("q8_0", n_ctx=96, n_layer=2, device=planes, sanitize=sanitize)
+        assert told.store.layout != make_store("q8_0").layout
+        history(told, 3)
+        ask(told, kind, 0)
 
 
 @pytest.mark.parametrize("cache_type", FORMATS)

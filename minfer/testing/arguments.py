@@ -9,14 +9,15 @@ from minfer.testing.draws import CAP, ROWS, Drawn, There
 
 
 def reserve(d: Drawn) -> Sequence[int]:
-    return d.new_seq(), d.number(0, 9) if d.wild else d.number(1, min(CAP, d.free()[1]))
+    gap = d.free()[1]
+    return d.new_seq(), d.one_of([0, gap, gap + 1]) if d.wild else d.number(1, min(CAP, gap))
 
 
 def reserve_with_defrag(d: Drawn) -> Sequence[int]:
     free, gap = d.free()
-    if d.wild or free <= gap:
+    if free <= gap:
         return reserve(d)
-    return d.new_seq(), d.number(gap + 1, min(free, gap + 3))
+    return d.new_seq(), free + 1 if d.wild else d.number(gap + 1, min(free, gap + 3))
 
 
 def release(d: Drawn) -> Sequence[int]:
@@ -33,14 +34,16 @@ def truncate(d: Drawn) -> Sequence[int]:
 
 def resize(d: Drawn) -> Sequence[int]:
     seq = d.seq()
-    lowest = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq))
-    return seq, d.number(0, 9) if d.wild else d.number(lowest, min(lowest + 5, d.most(seq)))
+    lowest, most = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq)), d.most(seq)
+    if d.wild:
+        return seq, d.one_of([lowest - 1, most + 1])
+    return seq, d.number(lowest, min(lowest + 5, most))
 
 
 def resize_with_defrag(d: Drawn) -> Sequence[int]:
     seq = d.seq()
-    own = d.own_cap(seq)
-    return seq, d.number(0, 9) if d.wild else d.number(own, own + min(3, d.free()[0]))
+    own, free = d.own_cap(seq), d.free()[0]
+    return seq, own + free + 1 if d.wild else d.number(own, own + min(3, free))
 
 
 def defrag(d: Drawn) -> Sequence[int | None]:
@@ -57,7 +60,8 @@ def can_share(there: There) -> bool:
 def share_prefix(d: Drawn) -> Sequence[int]:
     dst = d.seq(d.is_empty)
     src = d.seq(lambda seq: seq != dst and d.can_give(seq) > 0)
-    return src, dst, d.number(0, 7) if d.wild else d.number(1, d.can_give(src))
+    most = d.can_give(src)
+    return src, dst, d.one_of([0, most, most + 1]) if d.wild else d.number(1, most)
 
 
 def can_fork(there: There) -> bool:
@@ -79,8 +83,10 @@ def can_copy(there: There) -> bool:
 def copy_prefix(d: Drawn) -> Sequence[int]:
     dst = d.seq(d.takes_copies)
     src = d.seq(lambda seq: seq != dst and d.written[seq] > d.written[dst])
-    most = min(d.written[src], d.cap(dst))
-    return src, dst, d.number(1, 7) if d.wild else d.number(max(1, d.written[dst]), most)
+    held, most = d.written[dst], min(d.written[src], d.cap(dst))
+    if d.wild:
+        return src, dst, d.one_of([max(1, held - 1), most + 1])
+    return src, dst, d.number(max(1, held), most)
 
 
 def can_remove(there: There) -> bool:
@@ -88,11 +94,15 @@ def can_remove(there: There) -> bool:
 
 
 def remove(d: Drawn) -> Sequence[int]:
-    seq = d.seq(lambda seq: d.written[seq] > d.fixed(seq))
     if d.wild:
-        return seq, d.number(0, d.written[seq]), d.number(1, 4)
-    start = d.number(d.fixed(seq), d.written[seq] - 1)
-    return seq, start, d.number(1, min(3, d.written[seq] - start))
+        seq = d.one_of(d.known(lambda seq: d.fixed(seq) > 0) or sorted(d.written))
+        rows = d.written[seq]
+        start = d.one_of([max(0, d.fixed(seq) - 1), rows])
+        return seq, start, d.number(1, max(1, rows - start))
+    seq = d.seq(lambda seq: d.written[seq] > d.fixed(seq))
+    rows = d.written[seq]
+    start = d.number(d.fixed(seq), rows - 1)
+    return seq, start, d.number(1, min(3, rows - start))
 
 
 def can_shift(there: There) -> bool:
@@ -114,7 +124,8 @@ def can_append(there: There) -> bool:
 
 def append(d: Drawn) -> Sequence[int]:
     seq = d.seq(lambda seq: d.cap(seq) > d.written[seq])
-    return seq, d.number(1, ROWS + 4 if d.wild else min(ROWS, d.cap(seq) - d.written[seq]))
+    room = d.cap(seq) - d.written[seq]
+    return seq, room + 1 if d.wild else d.number(1, min(ROWS, room))
 
 
 def step(d: Drawn) -> Sequence[list[tuple[int, int, int]]]:

@@ -49,39 +49,43 @@ def _anything(there: There) -> object:
     return there.written
 
 
+# A kind that cannot be is replaced by one of those after it.
 KINDS = (
     Kind("reserve", to.reserve, lambda there: there.free()[1]),
     Kind("append", to.append, to.can_append, 2),
-    Kind("write", to.write, _anything),
-    Kind("step", to.step, _anything),
-    Fork("share_prefix", to.fork, to.can_fork, 2),
     Kind("step", to.rewrite_share, to.has_sharer, 2),
+    Fork("share_prefix", to.fork, to.can_fork, 2),
+    Kind("write", to.write, _anything),
+    Kind("remove", to.remove, to.can_remove, 2),
     Kind("step", to.rewrite_given, to.has_donor, 3),
-    Kind("failing_step", to.failing_step, _anything),
-    Kind("release", to.release, _anything),
-    Kind("truncate", to.truncate, _anything),
     Kind("share_prefix", to.share_prefix, to.can_share),
+    Kind("step", to.step, _anything),
+    Kind("release", to.release, _anything),
     Kind("copy_prefix", to.copy_prefix, to.can_copy),
-    Kind("remove", to.remove, to.can_remove),
+    Kind("truncate", to.truncate, _anything),
     Kind("shift", to.shift, to.can_shift),
+    Kind("failing_step", to.failing_step, _anything),
+    Kind("defrag", to.defrag, There.can_move, 2),
     Kind("resize", to.resize, _anything),
     Kind("resize_with_defrag", to.resize_with_defrag, _anything),
     Kind("reserve_with_defrag", to.reserve_with_defrag, lambda there: there.free()[0]),
-    Kind("defrag", to.defrag, There.can_move, 2),
 )
+_OFTEN = tuple(kind for kind in KINDS for _ in range(kind.weight))
 
 
 def choose(checked: Checked, numbers: Iterable[int]) -> list[Call]:
-    """The next calls: an operation that the cache offers, with arguments chosen by `numbers`."""
+    """The next calls: an operation that the cache offers, with arguments chosen by `numbers`.
+
+    A number means the same kind wherever that can be, so that a run is shortened well; else it
+    means the next kind that can. A reservation or a release always can.
+    """
     drawn = Drawn(iter(numbers), checked)
-    kinds = [
-        kind
-        for kind in KINDS
+    first = drawn.number(0, len(_OFTEN) - 1)
+    return next(
+        kind.calls(drawn)
+        for kind in (*_OFTEN[first:], *_OFTEN)
         if offers(checked.cache, kind.name) and kind.when(drawn)
-        for _ in range(kind.weight)
-    ]
-    # An arena that is full of orphans does not come about: their readers can be released.
-    return kinds[drawn.number(0, len(kinds) - 1)].calls(drawn)
+    )
 
 
 def family(checked: Checked, numbers: Iterable[int]) -> list[Call]:

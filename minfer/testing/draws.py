@@ -87,8 +87,8 @@ class There:
 
 
 class Drawn(There):
-    """Arguments of one call. Most are possible, so that a run gets far; one call in twelve is wild
-    and takes anything.
+    """Arguments of one call. Most are possible, so that a run gets far; one call in eight is wild
+    and just beyond what is possible, or between any sequences.
 
     numbers: 0 to 255, and 0 from where they end; 0 chooses the smallest of everything.
     """
@@ -96,7 +96,7 @@ class Drawn(There):
     def __init__(self, numbers: Iterator[int], checked: Checked) -> None:
         super().__init__(checked)
         self._numbers = numbers
-        self.wild = self.number(0, 11) == 11
+        self.wild = self.number(0, 7) == 7
 
     def number(self, low: int, high: int) -> int:
         """low to high, both included; low where that is nothing."""
@@ -122,7 +122,8 @@ class Drawn(There):
         """Rows of `seq` at its end, or again: if there are any, rows that others read too."""
         rows, cap = self.written[seq], self.cap(seq)
         if self.wild:
-            return seq, self.number(0, rows + 1), self.number(1, ROWS + 2)
+            t = self.number(0, rows + 1)
+            return seq, t, self.one_of([1, max(1, cap - t), max(1, cap - t + 1)])
         shared = self.below_share(seq) + self.below_readers(seq)
         if shared and self.number(0, 1):
             return self.rewrite(seq, shared)

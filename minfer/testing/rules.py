@@ -17,7 +17,7 @@ from minfer.testing.checked import Checked
 
 # The same strategy for every call: hypothesis mutates what it drew, and a number that does not fit
 # in its new place would become the smallest.
-NUMBERS = st.binary(min_size=16, max_size=16)
+NUMBERS = st.binary(min_size=8, max_size=12)
 
 
 def _calls(

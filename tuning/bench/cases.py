@@ -1,4 +1,4 @@
-"""What is measured, as data: the shapes of attention, products, a whole model and the store."""
+"""What is measured, as data: the shapes of attention, products and a whole model."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ class Case:
     @property
     def formats(self) -> tuple[str, ...]:
         return FORMATS
+
+    def takes(self, fmt: str, measure: str) -> bool:
+        """Whether there is such a measure in `fmt`."""
+        return True
 
     def work(self, fmt: str, measure: str) -> Work | None:
         """The least work of a call, None where no floor is claimed."""
@@ -169,53 +173,6 @@ class Model(Case):
         return f"{where}, {self.weights} file, cache"
 
 
-@dataclass(frozen=True)
-class Session(Case):
-    """What a chat pays to the cell store: a sequence of `rows` rows in `n_layer` layers."""
-
-    what: ClassVar[str] = "session"
-    measures: ClassVar[tuple[str, ...]] = (
-        "step",
-        "step and write",
-        "export",
-        "export cells",
-        "import",
-        "move",
-        "copy",
-    )
-    n_layer: int
-    rows: int
-    n_head_kv: int
-    head_dim: int
-
-    def work(self, fmt: str, measure: str) -> Work | None:
-        if measure.startswith("step"):
-            return None
-        cells = 2 * self.n_layer * self.rows
-        return Work(moved=cells * cell_bytes(KvFormat(fmt), self.n_head_kv * self.head_dim))
-
-    def label(self, measure: str) -> str:
-        names = {
-            "step": f"decode step at {self.rows}, tables only",
-            "step and write": f"decode step at {self.rows}, a row into {self.n_layer} layers",
-            "export": f"export {self.rows} rows as float32",
-            "export cells": f"export {self.rows} rows as stored",
-            "import": f"import {self.rows} rows from float32",
-            "move": f"move {self.rows} rows",
-            "copy": f"copy the bytes of {self.rows} rows",
-        }
-        return names[measure]
-
-
 def copies(case: Case, size: float, rotate_bytes: int) -> int:
     """How many sets of inputs of `size` bytes a cold case rotates over; a warm one keeps one."""
     return max(1, math.ceil(rotate_bytes / size)) if case.cold else 1
-
-
-CASES: dict[str, type[Case]] = {kind.what: kind for kind in (Attention, Product, Model, Session)}
-
-
-def from_message(message: dict[str, Any]) -> Case:
-    """The case that `message` came from."""
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message.items() if k != "what"}
-    return CASES[message["what"]](**fields)

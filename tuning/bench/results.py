@@ -19,7 +19,7 @@ def rows(case: Case, racers: Sequence[Contestant], rates: Mapping[str, float]) -
         row(case, measure, fmt, {r.column.name: r for r in racers if r.fmt == fmt}, rates)
         for measure in case.measures
         for fmt in case.formats
-        if any(r.fmt == fmt for r in racers)
+        if case.takes(fmt, measure) and any(r.fmt == fmt for r in racers)
     ]
 
 

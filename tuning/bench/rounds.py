@@ -64,7 +64,8 @@ def measure(case: Case, columns: Sequence[Column], options: Options) -> list[Con
     racers = _prepare(case, columns, options)
     try:
         for name in case.measures:
-            _race(case, name, [r for r in racers if r.status == "timed"], options)
+            takes = [r for r in racers if r.status == "timed" and case.takes(r.fmt, name)]
+            _race(case, name, takes, options)
     finally:
         for column in columns:
             column.forget()

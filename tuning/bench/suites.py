@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from tuning.bench.cases import Attention, Case, Model, Product, Session
+from tuning.bench.cases import Attention, Case, Model, Product
+from tuning.bench.store_cases import Session, Store, Tables
 
 ATTENTION = (
     Attention(1, 4096, 32, 8, 128),
@@ -25,16 +27,27 @@ MODEL = (
     Model("q8_0", 512),
     Model("q8_0", 4096),
 )
-SESSION = (Session(30, 512, 3, 64), Session(30, 4096, 3, 64))
+SESSION = tuple(kind(30, rows, 3, 64) for rows in (512, 4096) for kind in (Session, Store))
+TABLES = tuple(Tables(n) for n in (10, 100, 1000, 10_000))
 SUITES: dict[str, Sequence[Case]] = {
     "attn": ATTENTION,
     "dense": DENSE,
     "model": MODEL,
     "session": SESSION,
+    "tables": TABLES,
 }
 QUICK: dict[str, Sequence[Case]] = {
     "attn": (Attention(1, 40, 4, 2, 32), Attention(17, 40, 4, 2, 32)),
     "dense": (Product(48, 64, 1), Product(48, 64, 33)),
     "model": (Model("q4_1", 16),),
-    "session": (Session(2, 16, 2, 32),),
+    "session": (Session(2, 16, 2, 32), Store(2, 16, 2, 32)),
+    "tables": (Tables(10),),
 }
+KINDS: tuple[type[Case], ...] = (Attention, Product, Model, Session, Store, Tables)
+CASES = {kind.what: kind for kind in KINDS}
+
+
+def from_message(message: dict[str, Any]) -> Case:
+    """The case that `message` came from."""
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message.items() if k != "what"}
+    return CASES[message["what"]](**fields)

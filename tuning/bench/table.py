@@ -17,7 +17,9 @@ TITLES = {
     "attn": "Attention",
     "dense": "Products",
     "model": "Whole models",
-    "session": "The cell store",
+    "session": "The cell store: a chat",
+    "store": "The cell store: sharing, copying, moving",
+    "tables": "The tables of the cell store",
 }
 WIDE = 180  # columns where the output is no terminal
 UNITS = ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (float("inf"), 1.0, "s"))

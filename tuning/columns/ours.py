@@ -16,6 +16,8 @@ from tuning.bench.protocol import Absent, Message
 from tuning.columns import machine
 from tuning.columns.ours_model import model
 from tuning.columns.ours_session import session
+from tuning.columns.ours_store import store
+from tuning.columns.ours_tables import tables
 from tuning.columns.regions import pairs
 from tuning.columns.subjects import Measure, Subject, finite, run_column
 
@@ -85,7 +87,14 @@ def do_machine(request: Message) -> Message:
 
 if __name__ == "__main__":
     run_column(
-        {"attn": attention, "dense": product, "model": model, "session": session},
+        {
+            "attn": attention,
+            "dense": product,
+            "model": model,
+            "session": session,
+            "store": store,
+            "tables": tables,
+        },
         kernels_numba.environment,
         {"machine": do_machine},
     )

@@ -8,8 +8,9 @@ import numpy as np
 
 from minfer import Batch, KvStore, registry
 from minfer.ops import DECODE
-from tuning.bench.cases import Case, Session
+from tuning.bench.cases import Case
 from tuning.bench.protocol import Message
+from tuning.bench.store_cases import Session
 from tuning.columns.subjects import Measure, Subject
 
 SEQ, COPY = 1, 2

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning.bench import cases
+from tuning.bench import suites
+from tuning.bench.cases import Case
 from tuning.bench.protocol import Handler, Message, pack, serve
 
 Call = Callable[[], Any]
@@ -21,13 +22,15 @@ class Measure:
     """What is timed of a subject.
 
     calls: equal work on rotating inputs. reset: before a sample. most: how many calls may follow
-    one reset; with 1 there is no untimed call before it.
+    one reset; with 1 there is no untimed call before it. after: a check of what a sample left,
+    which raises.
     """
 
     calls: Sequence[Call]
     reset: Call | None = None
     most: int = 1000
     turn: int = 0
+    after: Call | None = None
 
     def sample(self, n: int) -> float:
         """Seconds of one call, over at most n of them; an untimed one wakes the workers."""
@@ -40,7 +43,10 @@ class Measure:
         start = time.perf_counter()
         for call in chosen:
             call()
-        return (time.perf_counter() - start) / n
+        seconds = (time.perf_counter() - start) / n
+        if self.after is not None:
+            self.after()
+        return seconds
 
     def _next(self) -> Call:
         self.turn += 1
@@ -61,7 +67,7 @@ class Subject:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-Prepare = Callable[[cases.Case, Message], Subject]
+Prepare = Callable[[Case, Message], Subject]
 
 
 def run_column(
@@ -73,7 +79,7 @@ def run_column(
     held: dict[str, Subject] = {}
 
     def do_prepare(request: Message) -> Message:
-        case = cases.from_message(request["case"])
+        case = suites.from_message(request["case"])
         subject = prepare[case.what](case, request)
         held[request["key"]] = subject
         return {
