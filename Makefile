@@ -8,7 +8,17 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 PROMPT ?= The capital of France is
 QUESTION ?= Why is the sky blue? Answer in two sentences.
 
-.PHONY: run test lint peers clean
+# Tests of the store and of what runs on it, which `test` runs once more under the sanitizer.
+SANITIZED = $(filter-out %_machine.py,$(wildcard tests/test_step*.py tests/test_store*.py)) \
+  $(wildcard tests/test_cop*.py) \
+  tests/test_sharing.py tests/test_compaction.py tests/test_resize.py tests/test_removal.py \
+  tests/test_planes.py tests/test_engine.py tests/test_graph.py tests/test_smollm2_store.py
+
+# One run of the store machine each: seed and how the store is made.
+MACHINES = "0 --cache-type f32" "1 --cache-type f16 --sanitize" "2 --cache-type q8_0" \
+  "3 --cache-type q8_0 --n-ctx 24 --sanitize" "4 --cache-type f32 --n-ctx 12 --sanitize"
+
+.PHONY: run test test-deep lint peers clean
 
 run: $(VENV)/.run
 	$(BIN)/minfer pull smollm2
@@ -22,6 +32,17 @@ run: $(VENV)/.run
 test: $(VENV)/.dev lint
 	@$(call timed,models,$(BIN)/minfer pull smollm2 && $(BIN)/minfer pull gemma3-270m)
 	@$(call timed,tests,$(BIN)/python -m pytest)
+	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest $(SANITIZED))
+
+# What takes too long for every change: half an hour on 2 cores.
+test-deep: $(VENV)/.dev
+	$(BIN)/minfer pull smollm2 && $(BIN)/minfer pull gemma3-270m
+	@for how in $(MACHINES); do \
+	  echo "--- machine, seed $$how"; \
+	  $(BIN)/python -m minfer.testing --examples 2000 --steps 60 --seed $$how || exit $$?; \
+	done
+	@$(call timed,deep,$(BIN)/python -m pytest -m deep)
+	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest)
 
 lint: $(VENV)/.dev
 	@$(call timed,ruff check,$(BIN)/ruff check .)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tuning.bench import checks
 from tuning.bench.cases import Work
 from tuning.bench.store_cases import Store, Tables
 from tuning.columns import ours_store, ours_tables
+from tuning.figures import tables as figures
 
 STORE, TABLES = Store(1, 24, 2, 32), Tables(10)
 
@@ -105,3 +107,29 @@ def test_every_operation_finds_what_it_needs_again() -> None:
     made = ours_tables.tables(TABLES, {}).measures
     for name in (*made, *reversed(made)):
         made[name].sample(1000)
+
+
+def small_report(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(figures, "TABLES", (Tables(10), Tables(14)))
+    monkeypatch.setattr(figures, "ROUNDS", 2)
+    return figures.measure()
+
+
+def test_the_figure_has_a_time_for_every_operation_and_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = small_report(monkeypatch)
+    assert set(report["points"]) == set(TABLES.measures)
+    assert all(set(points) == {"10", "14"} for points in report["points"].values())
+    assert all(one["median"] > 0 for points in report["points"].values() for one in points.values())
+    report["points"]["defrag"]["14"]["median"] = 12.34
+    heads, *rows = figures.lines(report)
+    assert heads.split() == ["us", "a", "call", "10", "14"] and len(rows) == len(TABLES.measures)
+    assert rows[-1].startswith("defrag / n") and rows[-1].endswith("        12.3")
+
+
+def test_the_figure_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "new" / "tables.png"
+    figures.draw(small_report(monkeypatch), path)
+    assert path.read_bytes().startswith(b"\x89PNG")

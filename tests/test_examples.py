@@ -1,8 +1,9 @@
-"""The programs in docs/examples run as they stand and print what is so."""
+"""The programs in docs/examples, and the store's examples on a page, print what is so."""
 
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,33 @@ def test_a_refusal_is_an_exit_code(smollm2: Path, capsys: pytest.CaptureFixture[
     assert "contract 5.7" in capsys.readouterr().err
     assert main("fork")(["--model", "no such model"]) == 2
     assert "neither a file nor" in capsys.readouterr().err
+
+
+def on_the_page(call: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the one example of library.md with `call` prints."""
+    page = (FOLDER.parent / "library.md").read_text()
+    (example,) = [t for t in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if call in t]
+    exec(compile(example, "library.md", "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_the_page_shares_a_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    spans, reader, owner, counts = on_the_page("share_prefix(src=", capsys).splitlines()
+    own = "CellSpan(position=6, cell=8, length=4)"
+    assert spans == f"7 10 [CellSpan(position=0, cell=0, length=6), {own}]"
+    assert reader == "(Move(run=2, src=5, dst=13, rows=1),)"
+    assert owner == "(Move(run=3, src=3, dst=17, rows=3),)"
+    assert counts == "6 2"
+
+
+def test_the_page_compacts(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal, moved = on_the_page("reserve_with_defrag(9", capsys).splitlines()
+    assert "12 are free, the largest run 4" in refusal
+    moves = "Move(run=1, src=4, dst=0, rows=3), Move(run=3, src=12, dst=4, rows=3)"
+    assert moved == f"8 [{moves}]"
+
+
+def test_the_page_removes_positions(capsys: pytest.CaptureFixture[str]) -> None:
+    f32, q8_0, refusal = on_the_page("store.remove(1", capsys).splitlines()
+    assert (f32, q8_0) == ("f32 8", "q8_0 8")
+    assert "f16" in refusal and "truncate" in refusal

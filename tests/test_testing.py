@@ -19,7 +19,7 @@ from minfer.testing.contents import Contents, Group, Impossible
 from minfer.testing.layout import Layout
 
 A, B, C = 1, 2, 3
-PAGE = Path(__file__).parent.parent / "docs" / "testing-a-cache.md"
+PAGE = Path(__file__).parent.parent / "docs" / "testing-a-store.md"
 
 
 def rows(t: int, n: int, seq: int = A) -> list[Group]:

@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, module, text in (
         ("bench", command, "time the kernels, and peers beside them"),
-        ("figure", figure, "draw docs/images/decode.png"),
+        ("figure", figure, "draw a picture of the documentation"),
     ):
         sub = commands.add_parser(name, help=text)
         module.add_arguments(sub)

@@ -28,12 +28,18 @@ def release(d: Drawn) -> Sequence[int]:
 
 
 def truncate(d: Drawn) -> Sequence[int]:
-    seq = d.seq(lambda seq: d.written[seq] > 0)
+    """Often one that others read, which then read more than it has."""
+    has = d.known(lambda seq: d.written[seq] > 0) or sorted(d.written)
+    read = [seq for seq in has if d.read_by_others(seq)]
+    if read and d.number(0, 2):
+        seq = d.one_of(read)
+        return seq, d.number(0, min(d.written[seq], d.read_by_others(seq)) - 1)
+    seq = d.one_of(has)
     return seq, d.number(0, d.written[seq] + d.wild)
 
 
 def resize(d: Drawn) -> Sequence[int]:
-    seq = d.seq()
+    seq = d.seq_of_several() if d.wild else d.seq()
     lowest, most = max(1, d.written[seq] - d.share(seq), d.read_by_others(seq)), d.most(seq)
     if d.wild:
         return seq, d.one_of([lowest - 1, most + 1])
@@ -53,15 +59,29 @@ def defrag(d: Drawn) -> Sequence[int | None]:
 
 
 def can_share(there: There) -> bool:
+    if there.wild:
+        return bool(there.written)
     donors, empty = there.known(lambda seq: there.can_give(seq) > 0), there.known(there.is_empty)
     return bool(donors and empty) and len({*donors, *empty}) > 1
 
 
 def share_prefix(d: Drawn) -> Sequence[int]:
+    if d.wild:
+        return bad_share(d)
     dst = d.seq(d.is_empty)
     src = d.seq(lambda seq: seq != dst and d.can_give(seq) > 0)
-    most = d.can_give(src)
-    return src, dst, d.one_of([0, most, most + 1]) if d.wild else d.number(1, most)
+    return src, dst, d.number(1, d.can_give(src))
+
+
+def bad_share(d: Drawn) -> Sequence[int]:
+    """Another number of rows than can be given, or a target that cannot take them."""
+    sharers = d.known(lambda seq: d.written[seq] > d.share(seq) > 0)
+    donors = d.known(lambda seq: d.can_give(seq) > 0)
+    src = d.one_of([*sharers, *donors] or sorted(d.written))
+    if d.number(0, 1):
+        return src, d.seq_of_several(), max(1, d.can_give(src))
+    empty = d.known(lambda seq: seq != src and d.is_empty(seq)) or sorted(d.written)
+    return src, d.one_of(empty), d.one_of([d.can_give(src) + 1, 0])
 
 
 def can_fork(there: There) -> bool:
@@ -76,6 +96,8 @@ def fork(d: Drawn) -> Sequence[int]:
 
 
 def can_copy(there: There) -> bool:
+    if there.wild:
+        return bool(there.written)
     sources, takers = there.known(lambda s: there.written[s] > 0), there.known(there.takes_copies)
     return bool(sources and takers) and len({*sources, *takers}) > 1
 
@@ -90,12 +112,14 @@ def copy_prefix(d: Drawn) -> Sequence[int]:
 
 
 def can_remove(there: There) -> bool:
+    if there.wild:
+        return bool(there.written)
     return bool(there.known(lambda seq: there.written[seq] > there.fixed(seq)))
 
 
 def remove(d: Drawn) -> Sequence[int]:
     if d.wild:
-        seq = d.one_of(d.known(lambda seq: d.fixed(seq) > 0) or sorted(d.written))
+        seq = d.seq_of_several()
         rows = d.written[seq]
         start = d.one_of([max(0, d.fixed(seq) - 1), rows])
         return seq, start, d.number(1, max(1, rows - start))
@@ -106,6 +130,8 @@ def remove(d: Drawn) -> Sequence[int]:
 
 
 def can_shift(there: There) -> bool:
+    if there.wild:
+        return bool(there.written)
     return bool(there.known(lambda seq: there.written[seq] > 0 and not there.fixed(seq)))
 
 
@@ -119,6 +145,8 @@ def write(d: Drawn) -> Sequence[int]:
 
 
 def can_append(there: There) -> bool:
+    if there.wild:
+        return bool(there.written)
     return bool(there.known(lambda seq: there.cap(seq) > there.written[seq]))
 
 

@@ -62,7 +62,7 @@ KINDS = (
     Kind("step", to.step, _anything),
     Kind("release", to.release, _anything),
     Kind("copy_prefix", to.copy_prefix, to.can_copy),
-    Kind("truncate", to.truncate, _anything),
+    Kind("truncate", to.truncate, _anything, 2),
     Kind("shift", to.shift, to.can_shift),
     Kind("failing_step", to.failing_step, _anything),
     Kind("defrag", to.defrag, There.can_move, 2),

@@ -19,6 +19,8 @@ class There:
     """Sequences, rows and room as they are. A cache that does not say where rows lie is taken
     for one that has room and shares nothing."""
 
+    wild = False  # whether a call may be one that is impossible
+
     def __init__(self, checked: Checked) -> None:
         self.written = checked.contents.written
         self.layout = checked.layout
@@ -108,6 +110,13 @@ class Drawn(There):
     def seq(self, wanted: Callable[[int], bool] = lambda seq: True) -> int:
         """A known sequence that is `wanted`, if there is one; any known one in a wild call."""
         return self.one_of((not self.wild and self.known(wanted)) or sorted(self.written))
+
+    def seq_of_several(self) -> int:
+        """A known sequence that shares or is read, if there is one; often one whose rows are read
+        by others and no longer by itself."""
+        left = self.known(lambda seq: self.read_by_others(seq) > self.written[seq])
+        several = self.known(lambda seq: self.fixed(seq) > 0)
+        return self.one_of([*left, *left, *several] or sorted(self.written))
 
     def any_seq(self) -> int:
         """A known sequence, or in a wild call any id."""

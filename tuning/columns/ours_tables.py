@@ -48,8 +48,6 @@ class Bookkeeping(Sequences):
             self._tables.open(plan)
         with Uninterrupted():
             self._tables.commit(plan)
-        with Uninterrupted():
-            self._tables.abort(plan)
 
     def remove(self, seq: int, start: int, length: int) -> None:
         """Drop positions (5.7)."""

@@ -1,0 +1,1 @@
+"""The pictures of the documentation: each is measured and drawn by one module."""
