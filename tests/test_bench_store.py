@@ -35,7 +35,7 @@ def test_rows_that_are_not_moved_are_a_wrong_answer(
     assert store_check(fmt).passed
     monkeypatch.setattr(Arena, "move", lambda *_: None)
     wrong = store_check(fmt)
-    assert not wrong.passed and wrong.error > 0.1
+    assert not wrong.passed and not wrong.error < 0.1  # NaN under the sanitizer
 
 
 def test_keys_that_are_not_turned_are_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
