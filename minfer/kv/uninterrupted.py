@@ -6,6 +6,13 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+try:  # the functions behind those of `signal`, which turn handlers into enums: six times cheaper
+    from _signal import getsignal as handler_of  # type: ignore[import-not-found]
+    from _signal import signal as set_handler
+except ImportError:
+    from signal import getsignal as handler_of
+    from signal import signal as set_handler
+
 # Those whose handlers programs let raise; each costs microseconds.
 NAMES = ("SIGINT", "SIGTERM", "SIGALRM")
 SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
@@ -25,10 +32,10 @@ class Uninterrupted:
             return
         try:
             for number in SIGNALS:
-                handler = signal.getsignal(number)
+                handler = handler_of(number)
                 if callable(handler):
                     self._held.append((number, handler))
-                    signal.signal(number, self._note)
+                    set_handler(number, self._note)
         except BaseException:  # a handler that was not held back yet
             self._restore(self._held)
             raise
@@ -51,7 +58,7 @@ class Uninterrupted:
         if held:
             number, handler = held.pop()
             try:
-                signal.signal(number, handler)  # type: ignore[arg-type]
+                set_handler(number, handler)
             finally:
                 self._restore(held)
 
