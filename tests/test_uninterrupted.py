@@ -13,6 +13,7 @@ from refusals import state
 from stores import batch_rows, make_store, tokens
 
 from minfer.errors import Refusal
+from minfer.kv import uninterrupted
 from minfer.kv.store import KvStore
 from minfer.kv.uninterrupted import Uninterrupted
 
@@ -56,6 +57,25 @@ def test_an_error_of_the_block_leaves_the_handlers_in_place() -> None:
     with pytest.raises(ZeroDivisionError), Uninterrupted():
         1 / 0  # noqa: B018
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_handlers_that_raise_while_they_are_given_back(
+    handlers: object, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is back may raise before the next one is."""
+    left = [CameError() for _ in range(times)]
+
+    def give(number: int, handler: object) -> None:
+        signal.signal(number, handler)
+        if handler is signal.default_int_handler and left:
+            raise left.pop()
+
+    monkeypatch.setattr(uninterrupted, "set_handler", give)
+    with pytest.raises(CameError), Uninterrupted():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is handlers
 
 
 def test_other_threads_need_nothing() -> None:

@@ -149,9 +149,13 @@ class KvStore(Sequences):
             with Uninterrupted():
                 self._tables.commit(plan)
         finally:
-            # An interrupt may come between any two lines: whatever is still open is undone.
-            self._abort(plan)
-            step.close()
+            # An interrupt may come between any two lines, another while the first is answered:
+            # whatever is still open is undone.
+            try:
+                self._abort(plan)
+            finally:
+                self._abort(plan)
+                step.close()
 
     def export(self, seq: int, layer: int, which: str = "k") -> Floats:
         """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""

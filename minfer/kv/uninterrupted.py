@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+from itertools import repeat
 from types import FrameType, TracebackType
+from typing import Any
 
 try:  # the functions behind those of `signal`, which turn handlers into enums: six times cheaper
     from _signal import getsignal as handler_of  # type: ignore[import-not-found]
@@ -22,22 +24,24 @@ class Uninterrupted:
     """A block during which Python's signal handlers wait: what they raise comes after its end.
 
     Python runs them in the main thread only, between any two of its instructions; in other threads
-    nothing is to be held back.
+    nothing is to be held back. Handlers are swapped inside one call of `list`, where no Python
+    runs, and given back up to three times: one that is back may raise before the next is.
     """
 
     def __enter__(self) -> None:
-        self._held: list[tuple[int, object]] = []
         self._came: list[tuple[int, FrameType | None]] = []
-        if threading.current_thread() is not threading.main_thread():
-            return
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            found = {number: handler_of(number) for number in SIGNALS}
+            self._handlers = {n: handler for n, handler in found.items() if callable(handler)}
+        numbers, handlers = list(self._handlers), list(self._handlers.values())
+        self._back = [map(set_handler, numbers, handlers) for _ in range(3)]
+        back = map(set_handler, numbers, handlers)
+        hold = map(set_handler, numbers, repeat(self._note))
         try:
-            for number in SIGNALS:
-                handler = handler_of(number)
-                if callable(handler):
-                    self._held.append((number, handler))
-                    set_handler(number, self._note)
-        except BaseException:  # a handler that was not held back yet
-            self._restore(self._held)
+            list(hold)
+        except BaseException:
+            list(back)
             raise
 
     def __exit__(
@@ -46,27 +50,29 @@ class Uninterrupted:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        handlers = dict(self._held)
-        self._restore(self._held)
-        self._deliver(handlers)
+        self._give_back()
+        self._deliver()
+
+    def _give_back(self) -> None:
+        first, second, third = self._back
+        try:
+            list(first)
+        except BaseException:
+            try:
+                list(second)
+            except BaseException:
+                list(third)
+                raise
+            raise
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came.append((number, frame))
 
-    def _restore(self, held: list[tuple[int, object]]) -> None:
-        """Give every handler back, whatever one of them raises."""
-        if held:
-            number, handler = held.pop()
-            try:
-                set_handler(number, handler)
-            finally:
-                self._restore(held)
-
-    def _deliver(self, handlers: dict[int, object]) -> None:
+    def _deliver(self) -> None:
         """Run the handlers of the signals that came, all of them."""
         if self._came:
             number, frame = self._came.pop(0)
             try:
-                handlers[number](number, frame)  # type: ignore[operator]
+                self._handlers[number](number, frame)
             finally:
-                self._deliver(handlers)
+                self._deliver()
