@@ -80,12 +80,13 @@ def edited(engine: Engine, turns: list[tuple[str, str]], drop: int, args: Any) -
         raise SystemExit("this template renders the other turns in other tokens: render afresh")
     engine.remove(SEQ, start, length)
     removing = time.perf_counter() - started
-    answer, piece = first_piece(engine, after[engine.store.written(SEQ) :], args.n)
+    rest = after[engine.store.written(SEQ) :]
+    answer, piece = first_piece(engine, rest, args.n)
     seconds = time.perf_counter() - started
     return {
         "cached": len(held),
         "removed": length,
-        "fed": len(after) - (len(held) - length),
+        "fed": len(rest),
         "seconds": seconds,
         "remove_seconds": removing,
         "text": piece + "".join(answer),
