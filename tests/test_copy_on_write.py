@@ -316,6 +316,20 @@ def test_one_refused_group_leaves_the_others_uncopied() -> None:
     told.check()
 
 
+def test_two_sharers_leave_an_orphan_in_one_step() -> None:
+    """It is trimmed twice; what it frees is free once."""
+    told = donor_and_reader(16, (4, 4), (4, 4, 0))
+    told.reserve(C, 4)
+    told.share(A, C, 2)
+    told.release(A)
+    step = told.write((B, 1, 1), (C, 0, 1))
+    assert step.moves == (Move(1, 2, 5, 2), Move(2, 1, 9, 1))
+    assert layout(told.store) == [(0, 0, 1), (FREE, 1, 3), (1, 4, 4), (2, 8, 4), (FREE, 12, 4)]
+    assert told.store.spans(B) == [(0, 0, 1), (1, 4, 4)]
+    assert told.store.spans(C) == [(0, 8, 4)]
+    assert counts(told) == (2, 3)
+
+
 # --- steps that fail ------------------------------------------------------------------------------
 
 

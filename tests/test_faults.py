@@ -30,15 +30,15 @@ EXAMPLES = (
 QUICK = (
     "5.1-orphans-look-free",
     "5.2-best-fit",
-    "5.3-a-gap-that-fits-exactly",
+    "5.3-grows-where-it-was",
     "5.4-share-of-the-middle-run",
     "5.5-a-clear-group-clears-all",
-    "5.6-orphans-stay",
-    "5.7-beside-readers",
+    "5.6-values-stay-behind",
+    "5.7-one-row-too-few-moves-down",
     "5.8-a-share-of-another-run",
     "5.9-reserved-with-orphans",
     "5.10-wiped-before-the-change",
-    "5.11-a-shorter-share-settles-nothing",
+    "5.11-readers-forbid-it",
 )
 
 

@@ -17,7 +17,6 @@ from minfer import testing
 from minfer.kv.store import KvStore
 from minfer.testing.kv_store import KvStoreCache
 
-N_CTX = 16
 STEPS = 50
 
 # A failure is reported as it came: making it small takes longer than finding it.
@@ -32,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--n-ctx", type=int, default=16)
     parser.add_argument("--sanitize", action="store_true")
     args = parser.parse_args()
     made = 0
@@ -39,7 +39,7 @@ def main() -> None:
     def make() -> testing.Cache:
         nonlocal made
         made += 1
-        store = KvStore(2, N_CTX, 3, 32, cache_type="f32", threads=1, sanitize=args.sanitize)
+        store = KvStore(2, args.n_ctx, 3, 32, cache_type="f32", threads=1, sanitize=args.sanitize)
         return KvStoreCache(store)
 
     hypothesis.settings.register_profile("first", FIRST)
