@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -330,3 +331,19 @@ def test_the_command_runs_a_cache_of_ones_own() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "10 caches, up to 10 calls each, seed 3: no contradiction" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nosuch:make", "'nosuch:make' names no function: No module named 'nosuch'"),
+        ("json:nope", "module 'json' has no attribute 'nope'"),
+        (":make", "give module:function"),
+    ],
+)
+def test_a_cache_that_is_not_there_is_refused(
+    target: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["testing", target])
+    assert importlib.import_module("minfer.testing.__main__").main() == 2
+    assert said in capsys.readouterr().err
