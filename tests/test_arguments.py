@@ -21,6 +21,7 @@ from minfer.kernels_numba.q8_0 import (
     dot_q8_0_blocks,
     quantize_q8_0_blocks,
 )
+from minfer.kv.store import KvStore
 
 ONE = {"threads": 1}
 ROWS = np.ones((2, 32), np.float32)
@@ -153,3 +154,12 @@ def test_rope_and_store_refuses_regions_of_different_heads() -> None:
     )
     assert message == "K has 1 heads of 8, V has 2 of 8"
     assert not k.arrays[0].any() and not v.arrays[0].any()
+
+
+@pytest.mark.parametrize("sanitize", ["0", "1", "", 0, 1, [], float("nan")])
+def test_the_sanitizer_is_on_or_off(sanitize: object) -> None:
+    """A setting's text is no answer: "0" would be true."""
+    with pytest.raises(Refusal, match="True, False or None") as refused:
+        KvStore(1, 8, 1, 32, cache_type="f32", sanitize=sanitize)  # type: ignore[arg-type]
+    assert refused.value.rule == "10"
+    assert KvStore(1, 8, 1, 32, sanitize=np.True_).sanitize is True  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from minfer import reference
 from minfer.format import KvFormat
 from minfer.kv.runs import FREE
 from minfer.kv.store import KvStore
-from minfer.rope import Llama3, Rope, Yarn, yarn_temperature
+from minfer.rope import Linear, Llama3, Rope, Yarn, yarn_temperature
 
 ROPE = Rope(HEAD_DIM, 10000.0)
 PARTIAL = Rope(HEAD_DIM // 2, 500.0)
@@ -200,6 +200,9 @@ def test_f16_is_refused_where_f32_and_q8_0_remove(rope: Rope | None) -> None:
         ("5.7", {"rope": [ROPE, ROPE, ROPE]}),
         ("5.7", {"rope": [ROPE, Rope(HEAD_DIM + 2, 100.0)]}),
         ("5.7", {"rope": 10000.0}),
+        ("5.7", {"rope": Rope(HEAD_DIM, 0.0)}),
+        ("5.7", {"rope": [ROPE, Rope(HEAD_DIM, float("nan"))]}),
+        ("5.7", {"rope": Rope(HEAD_DIM, 100.0, Linear(0.0))}),
         ("5.7", {"rope": ROPE, "pairing": "halves"}),
         ("5.7", {"rope": ROPE, "pairing": None}),
     ],

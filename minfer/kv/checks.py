@@ -8,6 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
+from minfer import settings
 from minfer.errors import Refusal
 from minfer.format import Floats, Int32
 from minfer.window import WindowMode
@@ -40,6 +41,17 @@ def whole_number(
 def thread_count(value: object) -> int:
     """A number of workers."""
     return whole_number(value, "threads", "10", low=1, high=THREADS_MAX)
+
+
+def sanitizes(value: object) -> bool:
+    """Whether cells are sanitized; None asks MINFER_SANITIZE_CELLS, and "0" is no answer (5.10)."""
+    if value is None:
+        return settings.flag("MINFER_SANITIZE_CELLS")
+    if not isinstance(value, bool | np.bool_):
+        kind = type(value).__name__
+        message = f"sanitize {value!r} is a {kind}; give True, False or None"
+        raise Refusal("10", message, {"sanitize": repr(value), "type": kind})
+    return bool(value)
 
 
 def sequence_id(value: object) -> int:

@@ -21,7 +21,13 @@ from minfer.kv.arena import Arena, Turn
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change
-from minfer.kv.checks import checked_rows, refuse_window, thread_count, whole_number
+from minfer.kv.checks import (
+    checked_rows,
+    refuse_window,
+    sanitizes,
+    thread_count,
+    whole_number,
+)
 from minfer.kv.plan import Plan, make_plan
 from minfer.kv.sequences import Sequences
 from minfer.kv.step import Step
@@ -59,7 +65,7 @@ class KvStore(Sequences):
         self.threads = None if threads is None else thread_count(threads)
         self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
         self.device = Device.parse(device)
-        self.sanitize = settings.flag("MINFER_SANITIZE_CELLS") if sanitize is None else sanitize
+        self.sanitize = sanitizes(sanitize)
         kernels = self.device.package()
         self.fmt = resolve(
             settings.cache_type() if cache_type is None else cache_type,

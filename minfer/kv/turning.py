@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from minfer import rope as ropes
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -40,8 +42,21 @@ def turns(
         )
     for layer, one in enumerate(each):
         _check(one, layer, head_dim)
-    made = {one: ropes.turn(one, by) for one in set(each) if one is not None}
+    made = {one: _turn(one, by) for one in set(each) if one is not None}
     return [None if one is None else made[one] for one in each]
+
+
+def _turn(rope: Rope, by: int) -> Turn:
+    """cos and sin of `by` positions; angles that are no numbers would make every key NaN."""
+    with np.errstate(all="ignore"):
+        cos, sin = ropes.turn(rope, by)
+    if not np.isfinite(cos).all():
+        raise Refusal(
+            "5.7",
+            f"{rope} turns by angles that are not finite; give a base above 0 and a finite scaling",
+            {"rope": str(rope), "by": by},
+        )
+    return cos, sin
 
 
 def _check(rope: object, layer: int, head_dim: int) -> None:
