@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,12 @@ from minfer.pull import model_path
 
 # Their assertions show values too.
 pytest.register_assert_rewrite("cell_tables", "stores", "refusals", "errors_allowed")
+
+
+@pytest.fixture(autouse=True)
+def interrupts_arrive() -> None:
+    """A shell lets its background jobs ignore SIGINT; here it raises KeyboardInterrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
