@@ -36,8 +36,10 @@ def _room_by_packing(draft: Draft, tables: CellTables, seq: int, cap: int, defra
     free, largest = tables.free.cells, tables.free.largest
     if not defrag or free < cap or off():
         way_out = f"release a sequence or ask for {largest} or fewer"
-        if defrag and off() and free >= cap:
-            way_out = "MINFER_NO_KV_DEFRAG=1 turns compaction off, which would make room"
+        if free >= cap:
+            way_out += ", or reserve_with_defrag, which moves the runs together"
+            if defrag:
+                way_out = "MINFER_NO_KV_DEFRAG=1 turns compaction off, which would make room"
         raise Refusal(
             "5.3" if defrag else "5.2",
             f"sequence {seq} asks for {cap} cells in a row; of {tables.n_ctx}, {free} are free, "
