@@ -42,6 +42,7 @@ class Arena:
     ) -> None:
         self.device, self.fmt, self.fill = device, fmt, fill
         self._threads = threads
+        self._choices: dict[str, registry.Choice] = {}  # by op; the same for all layers
         self.kernels: Any = device.package()
         shape = (fmt, n_ctx, n_head_kv, head_dim)
         regions: list[Region] = self.kernels.empty_regions(2 * n_layer, *shape, fill)
@@ -93,8 +94,8 @@ class Arena:
         return copied
 
     def _run(self, op: str, region: Any, *args: Any, **scalars: Any) -> Any:
-        choice = registry.select(op, device=self.device, fmt=self.fmt)
-        config = dict(choice.config)
-        if self._threads is not None and "threads" in config:
-            config["threads"] = self._threads
-        return choice.launch(region, *args, **scalars, config=config)
+        if op not in self._choices:
+            config = {} if self._threads is None else {"threads": self._threads}
+            self._choices[op] = registry.select(op, device=self.device, fmt=self.fmt, config=config)
+        choice = self._choices[op]
+        return choice.launch(region, *args, **scalars, config=choice.config)
