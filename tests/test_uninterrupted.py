@@ -13,6 +13,7 @@ from refusals import state
 from stores import batch_rows, make_store, tokens
 
 from minfer.errors import Refusal
+from minfer.kv import uninterrupted
 from minfer.kv.store import KvStore
 from minfer.kv.uninterrupted import Uninterrupted
 
@@ -47,6 +48,23 @@ def test_signals_come_after_the_block(handlers: object) -> None:
 def test_every_signal_that_came_is_delivered(handlers: object) -> None:
     with pytest.raises(CameError) as caught, Uninterrupted(), Uninterrupted():
         signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGTERM) is handlers
+
+
+def test_a_signal_between_two_handlers_loses_none(
+    handlers: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM came in the block; SIGINT comes when its handler is back and before that runs."""
+
+    def restore(number: int, handler: object) -> None:
+        signal.signal(number, handler)  # type: ignore[arg-type]
+        if handler is signal.default_int_handler:
+            signal.raise_signal(number)
+
+    with pytest.raises(CameError) as caught, Uninterrupted():
+        monkeypatch.setattr(uninterrupted, "set_handler", restore)
         signal.raise_signal(signal.SIGTERM)
     assert isinstance(caught.value.__context__, KeyboardInterrupt)
     assert signal.getsignal(signal.SIGTERM) is handlers

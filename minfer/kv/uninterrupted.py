@@ -37,7 +37,7 @@ class Uninterrupted:
                     self._held.append((number, handler))
                     set_handler(number, self._note)
         except BaseException:  # a handler that was not held back yet
-            self._restore(self._held)
+            self._end()
             raise
 
     def __exit__(
@@ -46,9 +46,15 @@ class Uninterrupted:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Give the handlers back, then run those of the signals that came, whatever one raises."""
         handlers = dict(self._held)
-        self._restore(self._held)
-        self._deliver(handlers)
+        try:
+            self._restore(self._held)
+        finally:
+            self._deliver(handlers)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came.append((number, frame))
