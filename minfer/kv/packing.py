@@ -16,7 +16,7 @@ from minfer.kv.runs import Move, Run
 def defrag(tables: CellTables, need: int | None = None) -> Change:
     """Pack runs downward until `need` free cells lie in a row, or all of them (5.6)."""
     draft = Draft(tables, "defrag")
-    if off():
+    if turned_off():
         raise Refusal(
             "5.6",
             "MINFER_NO_KV_DEFRAG=1 turns compaction off; unset it to compact the store",
@@ -31,7 +31,7 @@ def defrag(tables: CellTables, need: int | None = None) -> Change:
     return draft.done()
 
 
-def off() -> bool:
+def turned_off() -> bool:
     """Whether compaction is turned off."""
     return settings.flag("MINFER_NO_KV_DEFRAG")
 

@@ -8,7 +8,7 @@ from minfer.errors import Refusal
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change, Draft
 from minfer.kv.checks import sequence_id, whole_number
-from minfer.kv.packing import first_gap, grown, off, pack, packed, refuse_above_free
+from minfer.kv.packing import first_gap, grown, pack, packed, refuse_above_free, turned_off
 from minfer.kv.runs import Entry, Run, Share
 
 
@@ -34,7 +34,7 @@ def reserve(tables: CellTables, seq: int, cap: int, *, defrag: bool = False) -> 
 
 def _room_by_packing(draft: Draft, tables: CellTables, seq: int, cap: int, defrag: bool) -> int:
     free, largest = tables.free.cells, tables.free.largest
-    if not defrag or free < cap or off():
+    if not defrag or free < cap or turned_off():
         way_out = f"release a sequence or ask for {largest} or fewer"
         if free >= cap:
             way_out += ", or reserve_with_defrag, which moves the runs together"
@@ -104,7 +104,7 @@ def resize(tables: CellTables, seq: int, cap: int, *, defrag: bool = False) -> C
     _refuse_below_rows(draft, seq, run, cap)
     above = tables.free.length_at(run.end)
     if cap - run.cap > above:
-        if not defrag or off():
+        if not defrag or turned_off():
             raise _no_room_above(tables, seq, run, cap, above, defrag)
         asks = f"sequence {seq} holds {run.cap} cells, asks for {cap} and"
         refuse_above_free("5.3", tables, cap - run.cap, asks, seq=seq, cap=run.cap, asked=cap)
