@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from refusals import refused
-from stores import HEAD_DIM, N_HEAD_KV, A, B, C, Told, layout, make_store, seed_rows
+from stores import HEAD_DIM, N_HEAD_KV, A, B, C, Told, layout, make_store, seed_rows, turned
 
 from minfer import reference
 from minfer.format import KvFormat
@@ -83,19 +83,6 @@ def test_the_tail_of_a_sequence_may_be_removed() -> None:
 
 
 # --- turning --------------------------------------------------------------------------------------
-
-
-def turned(rows: np.ndarray, rope: Rope, by: int, pairing: str) -> np.ndarray:
-    """Rows [n, n_head_kv, head_dim] in float64, rotated by `by` positions."""
-    out = np.array(rows, np.float64)
-    angle = by * rope.frequencies()
-    half = rope.n_rot // 2
-    first = np.arange(half) if pairing == "half" else 2 * np.arange(half)
-    second = first + (half if pairing == "half" else 1)
-    a, b = out[..., first].copy(), out[..., second].copy()
-    out[..., first] = a * np.cos(angle) - b * np.sin(angle)
-    out[..., second] = b * np.cos(angle) + a * np.sin(angle)
-    return out
 
 
 def assert_one_rounding(found: np.ndarray, exact: np.ndarray, fmt: KvFormat) -> None:
