@@ -107,7 +107,7 @@ def assert_attends(
 
 
 def turned(rows: Rows, rope: Rope, by: int, pairing: str) -> NDArray[np.float64]:
-    """In float64: each pair of each head row turned by `by` positions; dimensions from n_rot on stay."""
+    """In float64: each pair of each head row turned by `by` positions; the rest of a row stays."""
     n, wide = rope.n_rot, rows.astype(np.float64)
     angle = by * rope.frequencies()
     pairs = (
