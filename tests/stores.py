@@ -17,7 +17,9 @@ from minfer.kv.batch import Batch, Group
 from minfer.kv.runs import FREE
 from minfer.kv.step import Step
 from minfer.kv.store import KvStore
+from minfer.ops import HALF
 from minfer.receipt import Receipt
+from minfer.rope import Rope
 
 N_HEAD, N_HEAD_KV, HEAD_DIM = 6, 2, 32
 FORMATS = ("f32", "f16", "q8_0")
@@ -102,6 +104,22 @@ def assert_attends(
     rounded = reference.round_query(q, used.numerics(store.fmt).query)
     wide, narrow = (oracle(store, seq, t, rounded, width, f) for f in (np.float64, np.float32))
     assert_within_budget(out, wide, narrow)
+
+
+def turned(rows: Rows, rope: Rope, by: int, pairing: str) -> NDArray[np.float64]:
+    """In float64: each pair of each head row turned by `by` positions; the rest of a row stays."""
+    n, wide = rope.n_rot, rows.astype(np.float64)
+    angle = by * rope.frequencies()
+    pairs = (
+        (slice(0, n // 2), slice(n // 2, n))
+        if pairing == HALF
+        else (slice(0, n, 2), slice(1, n, 2))
+    )
+    a, b = (wide[..., dims] for dims in pairs)
+    out = wide.copy()
+    out[..., pairs[0]] = a * np.cos(angle) - b * np.sin(angle)
+    out[..., pairs[1]] = a * np.sin(angle) + b * np.cos(angle)
+    return out
 
 
 BATCH = tokens((1, 0, 2))  # the two first rows of sequence 1

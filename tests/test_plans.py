@@ -80,7 +80,7 @@ def test_a_group_may_not_leave_its_run() -> None:
     assert tables.plan(Batch([1], [3], "decode")).cells == (range(3, 4),)
     error = refused(tables, "2.5", lambda: tables.plan(Batch([1, 1], [3, 4], "decode")))
     assert error.facts == {"seq": 1, "position": 4, "cap": 4, "room": 4}
-    assert "reserve 5" in error.message
+    assert "resize it to 5" in error.message
 
 
 def test_one_bad_group_refuses_the_whole_batch() -> None:

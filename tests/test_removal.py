@@ -6,11 +6,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from refusals import refused
-from stores import HEAD_DIM, N_HEAD_KV, A, B, C, Told, layout, make_store, seed_rows
+from refusals import refused, state
+from stores import HEAD_DIM, N_HEAD_KV, A, B, C, Told, layout, make_store, seed_rows, turned
 
 from minfer import reference
 from minfer.format import KvFormat
+from minfer.kv import arena
 from minfer.kv.runs import FREE
 from minfer.kv.store import KvStore
 from minfer.rope import Linear, Llama3, Rope, Yarn, yarn_temperature
@@ -85,19 +86,6 @@ def test_the_tail_of_a_sequence_may_be_removed() -> None:
 # --- turning --------------------------------------------------------------------------------------
 
 
-def turned(rows: np.ndarray, rope: Rope, by: int, pairing: str) -> np.ndarray:
-    """Rows [n, n_head_kv, head_dim] in float64, rotated by `by` positions."""
-    out = np.array(rows, np.float64)
-    angle = by * rope.frequencies()
-    half = rope.n_rot // 2
-    first = np.arange(half) if pairing == "half" else 2 * np.arange(half)
-    second = first + (half if pairing == "half" else 1)
-    a, b = out[..., first].copy(), out[..., second].copy()
-    out[..., first] = a * np.cos(angle) - b * np.sin(angle)
-    out[..., second] = b * np.cos(angle) + a * np.sin(angle)
-    return out
-
-
 def assert_one_rounding(found: np.ndarray, exact: np.ndarray, fmt: KvFormat) -> None:
     """float32 error for f32; for q8_0 the bound of contract 4.4 of each block beside it."""
     if fmt is KvFormat.F32:
@@ -161,6 +149,19 @@ def test_a_turned_key_equals_one_written_at_the_lower_position() -> None:
     wanted = np.stack([turned(1.3 * plain[pos], YARN, pos - 4, "half") for pos in (6, 7, 8)])
     found = store.export(A, 0, "k")[2:]
     assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "q8_0"])
+def test_many_rows_are_turned_and_cleared_in_pieces(
+    cache_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, pieces = company(cache_type), company(cache_type)
+    whole.store.remove(A, 3, 2, rope=ROPE)
+    whole.store.shift(C, 1, rope=ROPE)
+    monkeypatch.setattr(arena, "ROWS_AT_ONCE", 2)
+    pieces.store.remove(A, 3, 2, rope=ROPE)
+    pieces.store.shift(C, 1, rope=ROPE)
+    assert state(pieces.store) == state(whole.store)
 
 
 # --- what is refused ------------------------------------------------------------------------------

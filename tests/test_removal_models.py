@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from refusals import refused
+from stores import turned
 from tiny_models import write_tiny_gguf
 
 from minfer import Engine
@@ -66,22 +67,6 @@ def rows_of(engine: Engine, seq: int) -> list[tuple[Floats, Bytes]]:
     store = engine.store
     layers = range(store.n_layer)
     return [(store.export(seq, i, "k"), store.export_cells(seq, i, "v")) for i in layers]
-
-
-def turned(rows: Floats, rope: Rope, by: int, pairing: str) -> Doubles:
-    """Each pair of each head row turned by `by` positions; dimensions from n_rot on stay."""
-    n, wide = rope.n_rot, rows.astype(np.float64)
-    angle = by * rope.frequencies()
-    pairs = (
-        (slice(0, n // 2), slice(n // 2, n))
-        if pairing == HALF
-        else (slice(0, n, 2), slice(1, n, 2))
-    )
-    a, b = (wide[..., dims] for dims in pairs)
-    out = wide.copy()
-    out[..., pairs[0]] = a * np.cos(angle) - b * np.sin(angle)
-    out[..., pairs[1]] = a * np.sin(angle) + b * np.cos(angle)
-    return out
 
 
 def rotation_error(rows: Doubles) -> Doubles:

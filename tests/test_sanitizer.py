@@ -283,7 +283,7 @@ def test_where_no_cell_is_to_blame_the_query_or_the_arithmetic_is() -> None:
 @pytest.mark.usefixtures("sanitized")
 def test_the_cell_is_found_among_many_by_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 * 1,000 cells that are not finite: 11 halvings, and a launch with none of them."""
-    monkeypatch.setattr(sanitizer, "CHUNK", 100)
+    monkeypatch.setattr(sanitizer, "ROWS_AT_ONCE", 100)
     store, launches = make_store("q8_0", n_ctx=1000), []
     store.reserve(1, 700)
     forward(store, tokens((1, 0, 3)))

@@ -53,6 +53,25 @@ def test_every_signal_that_came_is_delivered(handlers: object) -> None:
     assert signal.getsignal(signal.SIGTERM) is handlers
 
 
+def test_a_signal_between_two_handlers_loses_none(
+    handlers: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM came in the block; SIGINT comes when its handler is back and before that runs."""
+
+    left = [signal.SIGINT]
+
+    def restore(number: int, handler: object) -> None:
+        signal.signal(number, handler)  # type: ignore[arg-type]
+        if handler is signal.default_int_handler and left:
+            signal.raise_signal(left.pop())
+
+    monkeypatch.setattr(uninterrupted, "set_handler", restore)
+    with pytest.raises(CameError) as caught, Uninterrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGTERM) is handlers
+
+
 def test_an_error_of_the_block_leaves_the_handlers_in_place() -> None:
     with pytest.raises(ZeroDivisionError), Uninterrupted():
         1 / 0  # noqa: B018
@@ -63,7 +82,7 @@ def test_an_error_of_the_block_leaves_the_handlers_in_place() -> None:
 def test_handlers_that_raise_while_they_are_given_back(
     handlers: object, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is back may raise before the next one is."""
+    """One that is back may raise before the next is; if twice, the next hands its signal on."""
     left = [CameError() for _ in range(times)]
 
     def give(number: int, handler: object) -> None:
@@ -75,6 +94,9 @@ def test_handlers_that_raise_while_they_are_given_back(
     with pytest.raises(CameError), Uninterrupted():
         pass
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert (signal.getsignal(signal.SIGTERM) is handlers) == (times == 1)
+    with pytest.raises(CameError):
+        signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is handlers
 
 

@@ -16,7 +16,7 @@ from minfer.format import Bytes, Floats, KvFormat, Region
 from minfer.kv.inputs import joined
 from minfer.kv.runs import Move
 
-ROWS_AT_ONCE = 4096  # of a layer, that are decoded at a time
+ROWS_AT_ONCE = 4096  # of a region, that are made float32 at a time
 
 Turn = tuple[Floats, Floats]
 
@@ -42,6 +42,7 @@ class Arena:
     ) -> None:
         self.device, self.fmt, self.fill = device, fmt, fill
         self._threads = threads
+        self._choices: dict[str, registry.Choice] = {}  # by op; the same for all layers
         self.kernels: Any = device.package()
         shape = (fmt, n_ctx, n_head_kv, head_dim)
         regions: list[Region] = self.kernels.empty_regions(2 * n_layer, *shape, fill)
@@ -77,9 +78,10 @@ class Arena:
     def clear(self, cells: Iterable[int]) -> None:
         """Wipe cells of every region: to 0, or to NaN under the sanitizer (5.7, 5.10)."""
         table = np.fromiter(cells, np.int32)
-        if len(table):
+        for first in range(0, len(table), ROWS_AT_ONCE):
+            some = table[first : first + ROWS_AT_ONCE]
             for region in (region for pair in self.layers for region in pair):
-                self.kernels.clear_cells(region, table, self.fill)
+                self.kernels.clear_cells(region, some, self.fill)
 
     def decoded(self, region: Region, cells: Sequence[range]) -> Floats:
         """Rows float32 [n, n_head_kv, head_dim] on the host."""
@@ -93,8 +95,8 @@ class Arena:
         return copied
 
     def _run(self, op: str, region: Any, *args: Any, **scalars: Any) -> Any:
-        choice = registry.select(op, device=self.device, fmt=self.fmt)
-        config = dict(choice.config)
-        if self._threads is not None and "threads" in config:
-            config["threads"] = self._threads
-        return choice.launch(region, *args, **scalars, config=config)
+        if op not in self._choices:
+            config = {} if self._threads is None else {"threads": self._threads}
+            self._choices[op] = registry.select(op, device=self.device, fmt=self.fmt, config=config)
+        choice = self._choices[op]
+        return choice.launch(region, *args, **scalars, config=choice.config)

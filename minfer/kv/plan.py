@@ -99,7 +99,7 @@ def store_cells_of(group: Group, entry: Entry, run: Run) -> range:
         raise Refusal(
             "2.5",
             f"sequence {group.seq} needs position {end - 1} and its {run.cap} cells end before "
-            f"position {room}; reserve {end - entry.base} or more",
+            f"position {room}; resize it to {end - entry.base} or more",
             {"seq": group.seq, "position": end - 1, "cap": run.cap, "room": room},
         )
     first = run.start + group.t - entry.base

@@ -55,8 +55,8 @@ def copy(tables: CellTables, src: int, dst: int, rows: int) -> Change:
     if not held <= rows <= held + run.cap:
         raise Refusal(
             "5.8",
-            f"sequence {dst} holds {held} rows and has cells for {held + run.cap}; "
-            f"{rows} rows of sequence {src} cannot be copied to it",
+            f"{rows} rows of sequence {src} cannot be copied to sequence {dst}, which holds {held} "
+            f"and has cells for {held + run.cap}; ask for {held} to {held + run.cap}, or resize it",
             {"src": src, "dst": dst, "rows": rows, "held": held, "room": held + run.cap},
         )
     position = 0

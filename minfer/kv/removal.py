@@ -23,7 +23,8 @@ def remove(tables: CellTables, seq: int, start: int, length: int) -> Change:
     if end > entry.written:
         raise Refusal(
             "5.7",
-            f"positions [{start}, {end}) of sequence {seq} reach past its {entry.written} rows",
+            f"positions [{start}, {end}) of sequence {seq} reach past its {entry.written} rows; "
+            "give a start and a length inside them",
             {"seq": seq, "start": start, "length": length, "written": entry.written},
         )
     read = max(entry.base, draft.readers.longest(run.id))

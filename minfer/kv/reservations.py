@@ -35,9 +35,12 @@ def reserve(tables: CellTables, seq: int, cap: int, *, defrag: bool = False) -> 
 def _room_by_packing(draft: Draft, tables: CellTables, seq: int, cap: int, defrag: bool) -> int:
     free, largest = tables.free.cells, tables.free.largest
     if not defrag or free < cap or defrag_is_off():
-        way_out = f"release a sequence or ask for {largest} or fewer"
-        if defrag and defrag_is_off() and free >= cap:
+        most = free if defrag and not defrag_is_off() else largest
+        way_out = f"release a sequence or ask for {most} or fewer" if most else "release a sequence"
+        if free >= cap and defrag_is_off():
             way_out = "MINFER_NO_KV_DEFRAG=1 turns compaction off, which would make room"
+        elif free >= cap:
+            way_out = f"reserve_with_defrag makes room, or {way_out}"
         raise Refusal(
             "5.3" if defrag else "5.2",
             f"sequence {seq} asks for {cap} cells in a row; of {tables.n_ctx}, {free} are free, "

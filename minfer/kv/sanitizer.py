@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from minfer import window
 from minfer.errors import Refusal
 from minfer.format import Int32, Region
+from minfer.kv.arena import ROWS_AT_ONCE
 from minfer.kv.plan import Plan
 from minfer.kv.runs import FREE
 from minfer.receipt import Receipt
@@ -24,8 +25,6 @@ from minfer.window import CellSpan
 
 if TYPE_CHECKING:
     from minfer.kv.store import KvStore
-
-CHUNK = 4096  # cells decoded at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +135,8 @@ def _bad_rows(kernels: Any, out: Any) -> NDArray[np.bool_]:
 def _bad_cells(kernels: Any, region: Region) -> Int32:
     """The cells that hold a value that is not finite, ascending."""
     found = [np.zeros(0, np.int32)]
-    for first in range(0, region.n_cells, CHUNK):
-        cells = np.arange(first, min(first + CHUNK, region.n_cells), dtype=np.int32)
+    for first in range(0, region.n_cells, ROWS_AT_ONCE):
+        cells = np.arange(first, min(first + ROWS_AT_ONCE, region.n_cells), dtype=np.int32)
         found.append(cells[_bad_rows(kernels, kernels.decode_cells(region, cells))])
     return np.concatenate(found)
 

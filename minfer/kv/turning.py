@@ -73,6 +73,7 @@ def _check(rope: object, layer: int, head_dim: int) -> None:
     if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim:
         raise Refusal(
             "5.7",
-            f"the rope of layer {layer} turns {rope.n_rot} dimensions of a head of {head_dim}",
+            f"the rope of layer {layer} turns {rope.n_rot} dimensions of a head of {head_dim}; "
+            f"give an even number of at most {head_dim}",
             {"layer": layer, "n_rot": rope.n_rot, "head_dim": head_dim},
         )

@@ -25,23 +25,24 @@ class Uninterrupted:
 
     Python runs them in the main thread only, between any two of its instructions; in other threads
     nothing is to be held back. Handlers are swapped inside one call of `list`, where no Python
-    runs, and given back up to three times: one that is back may raise before the next is.
+    runs, and given back twice: one that is back may raise before the next is.
     """
 
     def __enter__(self) -> None:
         self._came: list[tuple[int, FrameType | None]] = []
+        self._over = False
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             found = {number: handler_of(number) for number in SIGNALS}
             self._handlers = {n: handler for n, handler in found.items() if callable(handler)}
         numbers, handlers = list(self._handlers), list(self._handlers.values())
-        self._back = [map(set_handler, numbers, handlers) for _ in range(3)]
-        back = map(set_handler, numbers, handlers)
+        self._back = [map(set_handler, numbers, handlers) for _ in range(2)]
         hold = map(set_handler, numbers, repeat(self._note))
         try:
             list(hold)
-        except BaseException:
-            list(back)
+        except BaseException:  # of a handler that was not held back yet
+            self._over = True
+            self._end()
             raise
 
     def __exit__(
@@ -50,23 +51,26 @@ class Uninterrupted:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._give_back()
-        self._deliver()
+        self._end()
 
-    def _give_back(self) -> None:
-        first, second, third = self._back
+    def _end(self) -> None:
+        """Give the handlers back, then run those of the signals that came, whatever one raises."""
         try:
-            list(first)
-        except BaseException:
+            self._over = True
+            list(self._back[0])
+        finally:
             try:
-                list(second)
-            except BaseException:
-                list(third)
-                raise
-            raise
+                list(self._back[1])
+            finally:
+                self._deliver()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came.append((number, frame))
+        """Keep a signal; after the block, where a handler is not back yet, hand it on."""
+        if self._over:
+            set_handler(number, self._handlers[number])
+            self._handlers[number](number, frame)
+        else:
+            self._came.append((number, frame))
 
     def _deliver(self) -> None:
         """Run the handlers of the signals that came, all of them."""

@@ -70,7 +70,7 @@ def qkv_rope_store(
     config: Config | None = None,
 ) -> tuple[Doubles, Region, Region]:
     """Rotate q and k by position, store k and v by cell; the rotated q and both regions."""
-    rotated = rope(k, positions, cos, sin, pairing=pairing).astype(np.float32)
-    k_region = store_cells(k_region, rotated, cells, fmt=fmt)
+    turned = rope(k, positions, cos, sin, pairing=pairing).astype(np.float32)
+    k_region = store_cells(k_region, turned, cells, fmt=fmt)
     v_region = store_cells(v_region, v, cells, fmt=fmt)
     return rope(q, positions, cos, sin, pairing=pairing), k_region, v_region
