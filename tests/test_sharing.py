@@ -189,3 +189,14 @@ def test_import_rows_appends_to_a_sharer() -> None:
     for which, rows in (("k", k), ("v", v)):
         assert (told.store.export(B, 0, which)[5] == rows[0, 4]).all()
     assert told.store.stats().copy_on_writes == 0
+
+
+def test_counts_of_readers_are_kept_not_copied() -> None:
+    """A copy a sequence would make a batch of n readers of one run cost n * n."""
+    told = family()
+    readers = told.store._tables.readers
+    counts = readers._by_run[told.store.owners()[0]]
+    told.write((B, 5, 1))
+    told.truncate(B, 4)
+    told.write((B, 2, 1), (C, 2, 1))
+    assert readers._by_run[told.store.owners()[0]] is counts and counts == {2: 2}

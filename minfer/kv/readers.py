@@ -22,12 +22,17 @@ class Readers:
 
     def replace(self, was: Share | None, now: Share | None) -> None:
         """One sequence reads `now` instead of `was`."""
+        if was == now:
+            return
         for share, more in ((was, -1), (now, 1)):
             if share is not None:
-                counts = dict(self._counts(share.run))
+                if share.run not in self._by_run:
+                    self._by_run[share.run] = dict(self._counts(share.run))
+                counts = self._by_run[share.run]
                 counts[share.rows] = counts.get(share.rows, 0) + more
-                self._by_run[share.run] = {rows: n for rows, n in counts.items() if n}
-                if self._below is None and not self._by_run[share.run]:
+                if not counts[share.rows]:
+                    del counts[share.rows]
+                if self._below is None and not counts:
                     del self._by_run[share.run]
 
     def items(self) -> list[tuple[int, dict[int, int]]]:
