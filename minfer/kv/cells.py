@@ -1,7 +1,7 @@
 """The tables of a cell store: who owns which cells, and what is readable (contract 5).
 
-Pure bookkeeping without arrays. Operations are planned elsewhere, as values; `install` is the one
-place that changes anything.
+Pure bookkeeping without arrays. Operations are planned elsewhere, as values; `install` makes them
+so, and `commit` makes the rows of a step readable. Nothing else changes a table.
 """
 
 from __future__ import annotations
