@@ -53,12 +53,14 @@ def batch_rows(batch: Batch, salt: int = 0) -> tuple[Rows, Rows, Rows]:
     return q, k, v
 
 
-def forward(store: KvStore, batch: Batch, *, salt: int = 0, variant: str | None = None) -> Rows:
-    """A whole step of one layer; attention of every row."""
-    q, k, v = batch_rows(batch, salt)
+def forward(
+    store: KvStore, batch: Batch, *, salt: int = 0, q: Rows | None = None, **how: Any
+) -> Rows:
+    """A whole step of one layer; attention of every row. how: further arguments of `attend`."""
+    own, k, v = batch_rows(batch, salt)
     with store.step(batch) as step:
         step.write(0, k=k, v=v)
-        return step.attend(0, q=q, variant=variant)
+        return step.attend(0, q=own if q is None else q, **how)
 
 
 def tokens(*groups: tuple[int, int, int], kind: str = "prefill") -> Batch:

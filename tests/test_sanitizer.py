@@ -24,10 +24,9 @@ from stores import (
 
 from minfer import Engine, KvStore, registry
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
+from minfer.format import Int32, KvFormat, Region
 from minfer.kv import sanitizer
 from minfer.ops import Config, variant
-from minfer.window import Int32
 
 FLAG = "MINFER_SANITIZE_CELLS"
 
@@ -133,7 +132,7 @@ def found(store: KvStore, *words: str, **step: Any) -> dict[str, Any]:
     """The facts of the refusal with which a step ends; it is undone."""
     batch = step.pop("batch")
     with pytest.raises(Refusal) as caught:
-        attend(store, batch, **step)
+        forward(store, batch, **step)
     assert caught.value.rule == "5.10", caught.value
     for word in words:
         assert word in caught.value.message
@@ -141,13 +140,6 @@ def found(store: KvStore, *words: str, **step: Any) -> dict[str, Any]:
     store.check()
     assert pickle.loads(pickle.dumps(caught.value)).facts == caught.value.facts
     return dict(caught.value.facts)
-
-
-def attend(store: KvStore, batch: Any, q: Rows | None = None, **how: Any) -> Rows:
-    own, k, v = batch_rows(batch)
-    with store.step(batch) as step:
-        step.write(0, k=k, v=v)
-        return step.attend(0, q=own if q is None else q, **how)
 
 
 @pytest.mark.usefixtures("sanitized")
@@ -259,9 +251,9 @@ def test_a_row_that_was_stored_so_is_reported(cache_type: str, which: str, value
         facts = found(store, f"{which.upper()} cell 8", "inside the window", batch=batch)
         assert (facts["cell"], facts["row"], facts["seq"]) == (8, 1, 3)
         assert (facts["owner"], facts["cell_position"], facts["readers"]) == (3, 5, (3,))
-    assert np.isfinite(attend(store, tokens((1, 2, 1)))).all(), "another sequence is not touched"
+    assert np.isfinite(forward(store, tokens((1, 2, 1)))).all(), "another sequence is not touched"
     batch = tokens((3, 8, 1))
-    assert np.isfinite(attend(store, batch, width=3)).all(), "it slid out of the window"
+    assert np.isfinite(forward(store, batch, width=3)).all(), "it slid out of the window"
     facts = found(store, f"{which.upper()} cell 8", batch=batch, width=3, variant="below")
     assert (facts["window"], facts["inside"], facts["readers"]) == ([(9, 3)], False, (3,))
 
@@ -330,7 +322,7 @@ def test_off_it_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer, "check", None)
     store = scattered("f32")
     batch = tokens((2, 6, 1))
-    out = attend(store, batch, q=np.full((1, N_HEAD, HEAD_DIM), np.nan, np.float32))
+    out = forward(store, batch, q=np.full((1, N_HEAD, HEAD_DIM), np.nan, np.float32))
     assert np.isnan(out).all()
 
 
