@@ -17,6 +17,8 @@ from stores import (
     B,
     C,
     D,
+    Rows,
+    Seed,
     Told,
     assert_attends,
     make_store,
@@ -25,6 +27,8 @@ from stores import (
     tokens,
 )
 
+from minfer.kv.step import Step
+from minfer.kv.store import KvStore
 from minfer.rope import Rope
 from minfer.window import WindowMode
 
@@ -258,20 +262,21 @@ def test_compaction_between_steps_changes_no_bit(cache_type: str) -> None:
         groups = [(seq, stores[0].store.written(seq), 2) for seq in (B, C)]
         outs = []
         for told in stores:
-            batch = tokens(*groups, kind=kind)
-            q, k, v = (
-                np.stack(rows) for rows in zip(*map(fresh_row, batch.positions), strict=True)
-            )
-            with told.store.step(batch) as step:
-                step.write(0, k=k, v=v)
-                outs.append(step.attend(0, q=q))
+            outs.append(answers(told.store, groups, kind)[2])
         np.testing.assert_array_equal(outs[0], outs[1])
 
 
-def fresh_row(pos: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k and v of one token, whatever its sequence."""
-    k, v = seed_rows([(8, pos, 0)], 0)
-    return seed_row((8, pos, 0), N_HEAD, 0), k[0], v[0]
+def answers(
+    store: KvStore, groups: list[tuple[int, int, int]], kind: str
+) -> tuple[Step, Rows, Rows]:
+    """A step of rows that depend on their position alone, its queries and what they get."""
+    batch = tokens(*groups, kind=kind)
+    seeds = [Seed(8, pos, 0) for pos in batch.positions]
+    q = np.stack([seed_row(seed, N_HEAD, 0) for seed in seeds])
+    k, v = seed_rows(seeds, 0)
+    with store.step(batch) as step:
+        step.write(0, k=k, v=v)
+        return step, q, step.attend(0, q=q)
 
 
 @pytest.mark.parametrize("cache_type", ["f32", "q8_0"])
@@ -287,11 +292,7 @@ def test_answers_after_a_removal_that_turns_keys(cache_type: str, pairing: str) 
     assert np.abs(store.export(A, 0, "k")[12] - before[14]).max() > 0.1
     for kind in KINDS:
         groups = [(seq, store.written(seq), 2) for seq in (B, A, C)]
-        batch = tokens(*groups, kind=kind)
-        q, k, v = (np.stack(rows) for rows in zip(*map(fresh_row, batch.positions), strict=True))
-        with store.step(batch) as step:
-            step.write(0, k=k, v=v)
-            out = step.attend(0, q=q)
+        step, q, out = answers(store, groups, kind)
         for i, (seq, t, n) in enumerate(groups):
             rows = slice(2 * i, 2 * i + n)
             assert_attends(store, step.receipts[0], seq, t, q[rows], out[rows])
