@@ -102,7 +102,7 @@ PLACES = [
     case("5.3", one("reserve_with_defrag", GHOST, 5), 5, 4, name="reserve_with_defrag: no room"),
     case("5.2", one("reserve_with_defrag", A, 7), "resize", 7, 6,
          name="reserve_with_defrag: held, and larger"),
-    case("5.6", one("defrag", 5), 5, 4, name="defrag: more than is free"),
+    case("5.6", one("defrag", 5), 5, 4, "shrink them", name="defrag: more than is free"),
 ]  # fmt: skip
 
 SHARES = [

@@ -42,8 +42,8 @@ def refuse_above_free(rule: str, tables: CellTables, need: int, what: str, **fac
     if need > free:
         raise Refusal(
             rule,
-            f"{what} needs {need} free cells and of {tables.n_ctx} only {free} are free; "
-            "release or truncate sequences first",
+            f"{what} needs {need} free cells; of {tables.n_ctx}, {free} are free; release "
+            "sequences, or shrink them with resize",
             {"need": need, "free": free, "n_ctx": tables.n_ctx, **facts},
         )
 
