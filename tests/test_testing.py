@@ -347,3 +347,19 @@ def test_a_cache_that_is_not_there_is_refused(
     monkeypatch.setattr(sys, "argv", ["testing", target])
     assert importlib.import_module("minfer.testing.__main__").main() == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_command_takes_what_a_cache_refuses_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_my_cache.py").write_text(examples()[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = "test_my_cache:ListCache"
+    command = importlib.import_module("minfer.testing.__main__")
+    options = ["--examples", "20", "--steps", "10", "--refusals"]
+    monkeypatch.setattr(sys, "argv", ["testing", cache, *options, "ValueError"])
+    assert command.main() == 0
+    assert "20 caches" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["testing", cache, *options, "print"])
+    assert command.main() == 2
+    assert "'print' names no exception" in capsys.readouterr().err

@@ -33,7 +33,7 @@ PROMPT = (
     "blew from the north and the sea was white, the lamp went out. He felt his way down to the "
     "store room, and there, behind the oil barrels, he saw"
 )
-TRUNK = 1000  # the sequence that holds the prompt until all share it
+TRUNK = 2**31 - 2  # the sequence that holds the prompt until all share it
 
 
 @dataclass

@@ -7,6 +7,8 @@ so, and `commit` makes the rows of a step readable. Nothing else changes a table
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -80,9 +82,14 @@ class CellTables:
         """The step of `plan` is open, its beginning installed."""
         self._open = plan
 
-    def poison(self, error: BaseException) -> None:
-        """Refuse everything from now on: `error` came while cells were being changed."""
-        self._broken = error
+    @contextmanager
+    def lost_by_errors(self) -> Iterator[None]:
+        """Around changes of cells: after an error in the block everything is refused."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""

@@ -160,8 +160,8 @@ class KvStore(Sequences):
             try:
                 self._abort(plan)
             finally:
-                self._abort(plan)
                 step.close()
+                self._abort(plan)
 
     def export(self, seq: int, layer: int, which: str = "k") -> Floats:
         """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""
@@ -219,7 +219,7 @@ class KvStore(Sequences):
         """kept: cells that are about to become readable, which the sanitizer leaves alone."""
         self._tables.refuse_stale(change)
         read = self._tables.read_cells() if self.sanitize else set()
-        try:
+        with self._tables.lost_by_errors():
             self._arena.move(change.moves)
             for move in change.moves if turns else ():
                 self._arena.turn_keys(range(move.dst, move.dst + move.rows), turns, pairing)
@@ -227,9 +227,6 @@ class KvStore(Sequences):
             self._tables.install(change)
             if self.sanitize:
                 self._arena.clear(read - self._tables.read_cells() - kept)
-        except BaseException as error:
-            self._tables.poison(error)
-            raise
 
     def _begin(self, plan: Plan) -> None:
         with Uninterrupted():
@@ -243,4 +240,5 @@ class KvStore(Sequences):
             self._tables.abort(plan)
             if self.sanitize:
                 written = {cell for cells in plan.cells for cell in cells}
-                self._arena.clear((plan.kept | written) - self._tables.read_cells())
+                with self._tables.lost_by_errors():
+                    self._arena.clear((plan.kept | written) - self._tables.read_cells())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib
 import itertools
 import sys
@@ -22,7 +23,12 @@ def main() -> int:
     start = time.monotonic()
     try:
         make = _counted(_named(args.cache) if args.cache else _store(args), args.examples)
-        case: Any = machine(make, examples=args.examples, steps=args.steps, seed=args.seed)
+        kinds: tuple[type[Exception], ...] = (
+            Refusal,
+            *(_exception(name) for name in args.refusals),
+        )
+        how = {"examples": args.examples, "steps": args.steps, "seed": args.seed}
+        case: Any = machine(make, refusals=kinds, **how)
     except Refusal as refusal:
         print(f"python -m minfer.testing: {refusal}", file=sys.stderr)
         return refusal.exit_code
@@ -61,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--examples", type=_positive, default=300, help="caches to run over (300)")
     add("--steps", type=_positive, default=50, help="calls on each cache at most (50)")
+    add(
+        "--refusals",
+        nargs="*",
+        default=[],
+        help="what the cache refuses with: ValueError, mine:Full",
+    )
     add("--seed", type=int, default=0, help="another one makes other calls (0)")
     store = parser.add_argument_group("the store, where no cache is named").add_argument
     store("--cache-type", default="f32", choices=("f32", "f16", "q8_0"))
@@ -83,6 +95,15 @@ def _named(target: str) -> Callable[[], Cache]:
     except (ImportError, AttributeError, ValueError) as error:
         message = f"{target!r} names no function: {error}; give module:function, importable here"
         raise Refusal("10", message, {"cache": target}) from None
+
+
+def _exception(name: str) -> type[Exception]:
+    """An exception of Python, or `module:Class`."""
+    found: object = _named(name) if ":" in name else getattr(builtins, name, None)
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        message = f"--refusals {name!r} names no exception; give ValueError, or module:Class"
+        raise Refusal("10", message, {"refusals": name})
+    return found
 
 
 def _store(args: argparse.Namespace) -> Callable[[], Cache]:
