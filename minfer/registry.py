@@ -163,7 +163,7 @@ def _select(
     reasons: list[tuple[str, str]] = []
     accepted: list[Variant] = []
     for candidate in candidates:
-        why = _why_not(candidate, fmt, shape)
+        why = _why_not(candidate, parsed, fmt, shape)
         by_name_only = (
             not candidate.default
             or _is_added(candidate, package)
@@ -185,10 +185,10 @@ def _select(
     return Choice(chosen, full, receipt_of(chosen, parsed, fmt, shape, full, variant, reasons))
 
 
-def _why_not(candidate: Variant, fmt: KvFormat, shape: Shape) -> str | None:
+def _why_not(candidate: Variant, device: Device, fmt: KvFormat, shape: Shape) -> str | None:
     if OPS[candidate.op].formats and fmt not in candidate.formats:
         return f"does not read {fmt}"
-    return candidate.limits.why_not(shape)
+    return candidate.limits.why_not(shape, device.package().compute_capability())
 
 
 def _nothing_fits(

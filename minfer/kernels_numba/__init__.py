@@ -43,19 +43,34 @@ def empty_region(
     return empty_regions(1, fmt, n_cells, n_head_kv, head_dim, fill)[0]
 
 
-def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> None:
-    """Set every element of the cells to 0.0 or NaN, padding to zero."""
+def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> Region:
+    """Set every element of the cells to 0.0 or NaN, padding to zero; the region, in place."""
     from minfer.kernels_numba.cells import store_cells_rows
 
     check_fill(fill)
     rows = np.full((np.size(cells), region.n_head_kv, region.head_dim), fill, np.float32)
-    store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
+    return store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
 
 
 def check_fill(fill: float) -> None:
     """Refuse to fill cells with anything but 0.0 and NaN."""
     if not (fill == 0 or math.isnan(fill)):
         raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """That of the GPU the kernels run on; none here."""
+    return None
+
+
+def array_type() -> type:
+    """The class of this package's arrays."""
+    return np.ndarray
+
+
+def from_host(array: NDArray[Any]) -> Any:
+    """A numpy array as a backend array; here it is one."""
+    return array
 
 
 def to_host(array: Any) -> NDArray[Any]:
@@ -70,8 +85,8 @@ def read_cells(region: Region, cells: Int32) -> Bytes:
     return np.asarray(region.arrays[0][checked_cells(region, cells)])
 
 
-def write_cells(region: Region, cells: Int32, rows: Bytes) -> None:
-    """Put canonical bytes uint8 [n, cell_bytes] into the cells, verbatim."""
+def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
+    """Put canonical bytes uint8 [n, cell_bytes] into the cells, verbatim; the region, in place."""
     from minfer.kernels_numba._arguments import checked_cells
 
     cells = checked_cells(region, cells)
@@ -85,6 +100,7 @@ def write_cells(region: Region, cells: Int32, rows: Bytes) -> None:
             {"shape": tuple(rows.shape), "wanted": wanted},
         )
     region.arrays[0][cells] = rows
+    return region
 
 
 def decode_cells(region: Region, cells: Int32) -> Floats:

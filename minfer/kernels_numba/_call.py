@@ -18,19 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer import window
-from minfer.errors import Refusal
-from minfer.format import BLOCK, Floats, Int32, KvFormat, Region
+from minfer.format import Floats, Int32, KvFormat, Region
 from minfer.kernels_numba._arguments import check_pair, check_region, floats, int32s
 from minfer.kernels_numba._cell import head_bytes
 from minfer.kernels_numba._gather import Dims
 from minfer.kernels_numba._ir import address
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._workers import ALONE_PRODUCTS, n_workers
-from minfer.window import PARTITION, Causal, Span, Window
+from minfer.ops import attention
+from minfer.window import PARTITION, Causal, Span
 
 Int64 = NDArray[np.int64]
 
-SCALE_END = 2.0**127  # times log2(e) it is still a float32
 LAYOUTS = 8  # kept: a step has one for every sliding width of its model
 
 
@@ -107,24 +106,13 @@ def prepare(
     for region in (k, v):
         check_region(region, fmt)
     check_pair(k, v)
-    q = _checked_query(q, k)
+    q = floats(q, "q", 3)
+    attention.check_query(q.shape, k)
     n_q, head_dim = len(q), k.head_dim
-    rule, unit = ("3.3", BLOCK) if fmt is KvFormat.Q8_0 else ("10", multiple)
-    if head_dim % unit:
-        raise Refusal(
-            rule,
-            f"head_dim {head_dim} is no multiple of {unit}, which this variant needs for {fmt}; "
-            "the variant rows takes every head_dim in f32 and f16",
-            {"head_dim": head_dim, "multiple": unit},
-        )
-    _check_scalars(scale, width)
+    attention.check_head_dim(head_dim, fmt, multiple)
+    attention.check_scalars(scale, width)
     positions = int32s(positions, "positions")
-    if len(positions) != n_q:
-        raise Refusal(
-            "2.5",
-            f"{n_q} queries need as many positions, not {len(positions)}",
-            {"n_q": n_q, "positions": len(positions)},
-        )
+    attention.check_count(len(positions), n_q)
     table = None if array is None else int32s(array, "the window", None).tobytes()
     n_cells = min(k.n_cells, v.n_cells)
     return Call(
@@ -139,56 +127,12 @@ def prepare(
     )
 
 
-def _wrap(op: str, table: bytes | None, n_q: int) -> Window:
-    """The window input as its mode's object, refused where another op reads that mode."""
-    windows = window.wrap(None if table is None else np.frombuffer(table, np.int32), n_q)
-    if n_q and windows.mode.op != op:
-        raise Refusal(
-            "2.2",
-            f"a window input for {n_q} queries is {windows.mode.value}, which {op} does not read; "
-            f"{windows.mode.op} does",
-            {"op": op, "mode": windows.mode.value, "n_q": n_q},
-        )
-    return windows
-
-
-def _check_scalars(scale: float, width: int) -> None:
-    real = isinstance(scale, (int, float, np.floating)) and not isinstance(scale, bool)
-    if not real or not abs(scale) < SCALE_END:
-        raise Refusal(
-            "10", f"scale {scale!r} is no finite float32; it multiplies scores", {"scale": scale}
-        )
-    whole = isinstance(width, (int, np.integer)) and not isinstance(width, bool)
-    if not whole or width < 0:
-        raise Refusal(
-            "2.4",
-            f"width {width!r} is no sliding width; give 0 (unlimited) or a positive whole number",
-            {"width": width},
-        )
-
-
-def _checked_query(q: Floats, k: Region) -> Floats:
-    q = floats(q, "q", 3)
-    if q.shape[2] != k.head_dim:
-        raise Refusal(
-            "10",
-            f"q must be [n_q, n_head, {k.head_dim}], not {list(q.shape)}",
-            {"shape": q.shape, "head_dim": k.head_dim},
-        )
-    if q.shape[1] < 1 or q.shape[1] % k.n_head_kv:
-        raise Refusal(
-            "2.8",
-            f"{q.shape[1]} query heads are no multiple of {k.n_head_kv} KV heads",
-            {"n_head": q.shape[1], "n_head_kv": k.n_head_kv},
-        )
-    return q
-
-
 @lru_cache(maxsize=LAYOUTS)
 def _lay_out(op: str, at: bytes, table: bytes | None, n_cells: int, width: int) -> Layout:
     """The windows of queries at positions `at`, checked. at, table: int32, as bytes."""
     positions = np.frombuffer(at, np.int32)
-    windows = _wrap(op, table, len(positions))
+    array = None if table is None else np.frombuffer(table, np.int32)
+    windows = attention.wrap(op, array, len(positions))
     window.check(windows, positions, n_cells)
     if isinstance(windows, Causal):
         runs = np.zeros((len(positions), 1, 2), np.int32)
@@ -251,14 +195,10 @@ def bounds(slots, slot):
 def ordered_tiles(tiles: Int32, layout: Layout) -> Int64:
     """Tiles with queries, int64 [n, 2], those with most keys first (contract 2.7).
 
-    They must cover the queries in order, and the queries of a tile must be consecutive positions
-    of one sequence, so that no window starts before that of the tile's first query.
+    See `attention.used_tiles` for what they must be.
     """
     table = int32s(tiles, "tiles", 2)
-    if table.shape[1] != 2:
-        raise Refusal(
-            "2.7", f"tiles must be [n_tiles, 2], not {list(table.shape)}", {"shape": table.shape}
-        )
+    attention.check_tile_shape(table.shape)
     return _order(table.tobytes(), layout)
 
 
@@ -266,25 +206,7 @@ def ordered_tiles(tiles: Int32, layout: Layout) -> Int64:
 def _order(tiles: bytes, layout: Layout) -> Int64:
     """`ordered_tiles` of int32 [n, 2], as bytes."""
     slots, table = layout.slots, np.frombuffer(tiles, np.int32).reshape(-1, 2).astype(np.int64)
-    used = table[table[:, 1] > 0]
-    n_q = len(slots.positions)
-    ends = np.cumsum(used[:, 1])
-    if not len(used) or ends[-1] != n_q or (used[:, 0] != ends - used[:, 1]).any():
-        raise Refusal(
-            "2.7", f"tiles {used.tolist()} do not cover {n_q} queries in order", {"n_q": n_q}
-        )
-    inside = np.ones(n_q, bool)
-    inside[used[:, 0]] = False
-    steps = np.diff(slots.positions, prepend=0), np.diff(slots.firsts, prepend=0)
-    bad = inside & ((steps[0] != 1) | (steps[1] < 0))
-    if bad.any():
-        query = int(np.argmax(bad))
-        raise Refusal(
-            "2.7",
-            f"query {query} at position {slots.positions[query]} does not continue its tile's "
-            "sequence; cut the tile there",
-            {"query": query},
-        )
+    used = attention.used_tiles(table, slots.positions, slots.firsts)
     lasts = used[:, 0] + used[:, 1] - 1
     keys = slots.positions[lasts] + 1 - slots.firsts[used[:, 0]]
     ordered: Int64 = frozen(used[np.argsort(-keys * used[:, 1], kind="stable")])

@@ -80,8 +80,9 @@ class Arena:
         table = np.fromiter(cells, np.int32)
         for first in range(0, len(table), ROWS_AT_ONCE):
             some = table[first : first + ROWS_AT_ONCE]
-            for region in (region for pair in self.layers for region in pair):
-                self.kernels.clear_cells(region, some, self.fill)
+            for layer, pair in enumerate(self.layers):
+                k, v = (self.kernels.clear_cells(region, some, self.fill) for region in pair)
+                self.layers[layer] = k, v
 
     def decoded(self, region: Region, cells: Sequence[range]) -> Floats:
         """Rows float32 [n, n_head_kv, head_dim] on the host."""

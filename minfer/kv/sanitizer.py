@@ -146,8 +146,7 @@ def _zeroed(kernels: Any, region: Region, cells: Int32) -> Region:
     shape = (region.fmt, region.n_cells, region.n_head_kv, region.head_dim)
     (copy,) = kernels.empty_regions(1, *shape)
     kept = np.setdiff1d(np.arange(region.n_cells, dtype=np.int32), cells)
-    kernels.write_cells(copy, kept, kernels.read_cells(region, kept))
-    return copy  # type: ignore[no-any-return]
+    return kernels.write_cells(copy, kept, kernels.read_cells(region, kept))  # type: ignore[no-any-return]
 
 
 def place_of(store: KvStore, plan: Plan, cell: int) -> Place | None:

@@ -57,15 +57,24 @@ class Limits:
     kinds: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     head_dim_multiple: int = 1
+    max_group: int = 0  # query heads a KV head
+    capability: tuple[int, int] | None = None  # of a GPU, at least
 
-    def why_not(self, shape: Shape) -> str | None:
-        """Why `shape` is not taken, or None if it is."""
+    def why_not(self, shape: Shape, capability: tuple[int, int] | None = None) -> str | None:
+        """Why `shape` is not taken, or None if it is. capability: of the GPU, None for none."""
+        if self.capability and (capability is None or capability < self.capability):
+            wanted = ".".join(map(str, self.capability))
+            here = "none here" if capability is None else ".".join(map(str, capability))
+            return f"needs a GPU of compute capability {wanted}, and there is {here}"
         if self.kinds and shape.kind not in self.kinds:
             return f"is for {' and '.join(self.kinds)}, not {shape.kind}"
         if self.head_dims and shape.head_dim not in self.head_dims:
             return f"head_dim {shape.head_dim} is not one of {list(self.head_dims)}"
         if shape.head_dim % self.head_dim_multiple:
             return f"head_dim {shape.head_dim} is no multiple of {self.head_dim_multiple}"
+        group = shape.n_head // shape.n_head_kv
+        if self.max_group and group > self.max_group:
+            return f"takes {self.max_group} query heads a KV head, not {group}"
         return None
 
 
@@ -88,6 +97,8 @@ class Variant:
     formats: tuple[KvFormat, ...]
     limits: Limits
     query: Mapping[KvFormat, str]
+    prob: Mapping[KvFormat, str]
+    decoded: Mapping[KvFormat, str]
     invariant: bool
     space: Mapping[str, Tunable]
     default: bool
@@ -100,7 +111,8 @@ class Variant:
 
     def numerics(self, fmt: KvFormat) -> Numerics:
         """Where this variant rounds when it reads cells of `fmt`."""
-        return Numerics(self.query.get(fmt, "f32"), fmt.value, "f32", fmt.value, "f32")
+        cells = self.decoded.get(fmt, fmt.value)
+        return Numerics(self.query.get(fmt, "f32"), cells, self.prob.get(fmt, "f32"), cells, "f32")
 
     def config(self) -> dict[str, Any]:
         """The default configuration."""
@@ -124,6 +136,8 @@ def variant(
     formats: tuple[KvFormat, ...] = tuple(KvFormat),
     limits: Limits | None = None,
     query: Mapping[KvFormat, str] | None = None,
+    prob: Mapping[KvFormat, str] | None = None,
+    decoded: Mapping[KvFormat, str] | None = None,
     invariant: bool = True,
     space: Mapping[str, Tunable] | None = None,
     default: bool = True,
@@ -131,8 +145,9 @@ def variant(
     """Tag a launcher as a variant. Only a tag: `registry.collect` finds it.
 
     formats: storage formats it reads (ops without formats ignore this). limits: shapes it takes.
-    query: how it rounds the queries of attention or the rows x of a product, per format, f32 where
-    absent. invariant: whether contract 6 holds for it. space: its tunables. default: whether it may
+    query: how it rounds the queries of attention or the rows x of a product, per format; prob: the
+    weights of attention; decoded: K and V after decoding. What is absent is not rounded.
+    invariant: whether contract 6 holds for it. space: its tunables. default: whether it may
     be chosen without being named.
     """
 
@@ -148,6 +163,8 @@ def variant(
             formats=formats,
             limits=limits or Limits(),
             query=dict(query or {}),
+            prob=dict(prob or {}),
+            decoded=dict(decoded or {}),
             invariant=invariant,
             space=dict(space or {}),
             default=default,

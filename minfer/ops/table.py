@@ -28,7 +28,7 @@ class Op:
     keywords: tuple[str, ...]
     summary: str
     formats: str = ""
-    backends: tuple[str, ...] = ("kernels_numba",)
+    backends: tuple[str, ...] = ("kernels_numba", "kernels_triton")
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
 SCALE_BYTES = BLOCK_BYTES - BLOCK
 
-to_host, environment = cpu.to_host, cpu.environment
+to_host, from_host, array_type = cpu.to_host, cpu.from_host, cpu.array_type
+environment, compute_capability = cpu.environment, cpu.compute_capability
 
 
 def canonical(region: Region) -> Region:
@@ -60,11 +61,12 @@ def empty_regions(
     return [arranged(region) for region in made]
 
 
-def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> None:
+def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> Region:
     """Set every element of the cells to 0.0 or NaN, plane by plane."""
     one = empty_regions(1, region.fmt, 1, region.n_head_kv, region.head_dim, fill)[0]
     for plane, cleared in zip(region.arrays, one.arrays, strict=True):
         plane[checked_cells(region, cells)] = cleared
+    return region
 
 
 def read_cells(region: Region, cells: Int32) -> Bytes:
@@ -72,12 +74,13 @@ def read_cells(region: Region, cells: Int32) -> Bytes:
     return cpu.read_cells(canonical(region), cells)
 
 
-def write_cells(region: Region, cells: Int32, rows: Bytes) -> None:
+def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
     """See `kernels_numba.write_cells`: canonical bytes come in."""
     whole = canonical(region)
     cpu.write_cells(whole, cells, rows)
     for plane, written in zip(region.arrays, arranged(whole).arrays, strict=True):
         plane[:] = written
+    return region
 
 
 def decode_cells(region: Region, cells: Int32) -> Floats:

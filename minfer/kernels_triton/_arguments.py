@@ -1,0 +1,301 @@
+"""What launchers take, checked, as tensors where kernels run.
+
+Host arrays (numpy) are looked at and copied. Tensors that lie where kernels run are taken as they
+are: to look at their values would stop the GPU and cannot be done while a graph is captured, so
+whoever made them has checked them (contract 7.5).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from triton import knobs
+
+from minfer.errors import Refusal
+from minfer.format import BLOCK, BLOCK_BYTES, KvFormat, Region, cell_bytes
+
+LAYOUT = "planes"
+STORED = {KvFormat.F32: torch.float32, KvFormat.F16: torch.float16, KvFormat.Q8_0: torch.uint8}
+ACTIVATIONS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on the CPU."""
+    return bool(knobs.runtime.interpret)
+
+
+def home() -> torch.device:
+    """Where kernels run: the current GPU, or the CPU under the interpreter."""
+    if interpreted() or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@cache
+def multiprocessors() -> int:
+    """Of the GPU; a few for the interpreter, so that work is split there too."""
+    if home().type == "cpu":
+        return 2
+    return int(torch.cuda.get_device_properties(home()).multi_processor_count)
+
+
+def host(array: Any) -> bool:
+    """Whether an array is on the host: anything but a tensor."""
+    return not isinstance(array, torch.Tensor)
+
+
+def _at_home(array: torch.Tensor, name: str) -> torch.Tensor:
+    here = home()
+    if array.device.type != here.type:
+        raise Refusal(
+            "10",
+            f"{name} lies on {array.device} and kernels run on {here}; give it with .to('{here}')",
+            {"name": name, "device": str(array.device)},
+        )
+    return array
+
+
+def tensor(array: Any, name: str) -> torch.Tensor:
+    """The array as a tensor where kernels run."""
+    if isinstance(array, torch.Tensor):
+        return _at_home(array, name)
+    array = np.asarray(array)
+    if not array.flags.writeable:  # torch warns of read-only memory, also where it copies
+        array = array.copy()
+    return torch.from_numpy(np.ascontiguousarray(array)).to(home())
+
+
+def floats(array: Any, name: str, n_dims: int) -> torch.Tensor:
+    """float32 of so many dimensions; another type is refused, not cast (contract 4.2)."""
+    return _typed(array, name, n_dims, (torch.float32,)).contiguous()
+
+
+def rows(array: Any, name: str, n_dims: int) -> torch.Tensor:
+    """`floats` whose last dimensions are contiguous; rows may lie apart (stride 0 of a slice)."""
+    given = _typed(array, name, n_dims, (torch.float32,))
+    dense = all(
+        given.stride(i) == given.stride(i + 1) * given.shape[i + 1] for i in range(1, n_dims - 1)
+    )
+    return given if dense and given.stride(-1) == 1 else given.contiguous()
+
+
+def _typed(array: Any, name: str, n_dims: int, types: tuple[torch.dtype, ...]) -> torch.Tensor:
+    given = tensor(array, name)
+    if given.dtype not in types:
+        raise Refusal(
+            "4.2",
+            f"{name} must be {word(types[0])}, not {word(given.dtype)}; convert before the call",
+            {"name": name, "dtype": word(given.dtype)},
+        )
+    if given.ndim != n_dims:
+        _refuse_dimensions(given.shape, name, n_dims)
+    return given
+
+
+def word(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _refuse_dimensions(shape: Any, name: str, n_dims: int) -> NoReturn:
+    raise Refusal(
+        "10",
+        f"{name} must have {n_dims} dimensions, not {list(shape)}",
+        {"name": name, "shape": tuple(shape), "n_dims": n_dims},
+    )
+
+
+def host_int32s(array: Any, name: str, n_dims: int | None = 1) -> NDArray[np.int32]:
+    """A host array of whole numbers as int32; refuses what int32 cannot hold."""
+    array = np.asarray(array)
+    if n_dims is not None and array.ndim != n_dims:
+        _refuse_dimensions(array.shape, name, n_dims)
+    if array.dtype.kind not in "iu" and array.size:
+        raise Refusal(
+            "10",
+            f"{name} must be whole numbers (int32), not {array.dtype}",
+            {"name": name, "dtype": str(array.dtype)},
+        )
+    for value in (array.min(), array.max()) if array.size else ():
+        if not -(2**31) <= int(value) < 2**31:
+            raise Refusal(
+                "10",
+                f"{value} in {name} does not fit into int32",
+                {"name": name, "value": int(value)},
+            )
+    return np.ascontiguousarray(array, np.int32)
+
+
+def int32s(array: Any, name: str, n_dims: int | None = 1) -> torch.Tensor:
+    """Whole numbers as a contiguous int32 tensor where kernels run."""
+    if host(array):
+        return tensor(host_int32s(array, name, n_dims), name)
+    given = _at_home(array, name)
+    if given.dtype != torch.int32:
+        raise Refusal(
+            "10",
+            f"{name} must be whole numbers (int32), not {word(given.dtype)}",
+            {"name": name, "dtype": word(given.dtype)},
+        )
+    if n_dims is not None and given.ndim != n_dims:
+        _refuse_dimensions(given.shape, name, n_dims)
+    return given.contiguous()
+
+
+def stored(weight: Any, fmt: KvFormat) -> tuple[torch.Tensor, int]:
+    """A matrix of `fmt`, contiguous, and its n_in.
+
+    float32 and float16 are [n_out, n_in], q8_0 is uint8 [n_out, n_in / 32 * 34]: whole blocks
+    without padding, as in a GGUF file.
+    """
+    given = tensor(weight, "weight")
+    if given.dtype != STORED[fmt]:
+        raise Refusal(
+            "4.2",
+            f"a weight in {fmt} is {word(STORED[fmt])}, not {word(given.dtype)}; convert before "
+            "the call",
+            {"fmt": fmt.value, "dtype": word(given.dtype)},
+        )
+    if given.ndim != 2:
+        _refuse_dimensions(given.shape, "weight", 2)
+    given = given.contiguous()
+    if fmt is not KvFormat.Q8_0:
+        return given, given.shape[1]
+    if given.shape[1] % BLOCK_BYTES:
+        raise Refusal(
+            "3.3",
+            f"q8_0 rows of {given.shape[1]} bytes are not whole blocks of {BLOCK_BYTES}",
+            {"shape": tuple(given.shape)},
+        )
+    return given, given.shape[1] // BLOCK_BYTES * BLOCK
+
+
+def product(weight: Any, x: Any, fmt: KvFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """`stored` and rows f32 [n, n_in] of the same n_in, which may lie apart."""
+    matrix, n_in = stored(weight, fmt)
+    x = rows(x, "x", 2)
+    if n_in != x.shape[1]:
+        raise Refusal(
+            "10",
+            f"a {fmt} weight of {len(matrix)} rows of {n_in} cannot multiply rows {list(x.shape)}",
+            {"weight": (len(matrix), n_in), "x": tuple(x.shape)},
+        )
+    return matrix, x
+
+
+# -- regions --------------------------------------------------------------------------------------
+
+
+def plane_shapes(
+    fmt: KvFormat, n_cells: int, n: int
+) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
+    """Shape and type of each array of a region of cells of `n` elements (contract 3.5)."""
+    if fmt is KvFormat.F32:
+        return (((n_cells, n), torch.float32),)
+    if fmt is KvFormat.F16:
+        return (((n_cells, cell_bytes(fmt, n) // 2), torch.float16),)
+    scales = (cell_bytes(fmt, n) - n) // 2  # an even number: the last one may be padding
+    return ((n_cells, n), torch.int8), ((n_cells, scales), torch.float16)
+
+
+def check_region(region: Region, fmt: KvFormat) -> None:
+    """Refuse a region of another format or layout, or whose arrays are not what its sizes say."""
+    if region.fmt is not fmt or region.layout != LAYOUT:
+        raise Refusal(
+            "3.2",
+            f"this call wants {fmt} cells in {LAYOUT} and the region holds {region.layout} "
+            f"{region.fmt}",
+            {"fmt": fmt.value, "region": region.fmt.value, "layout": region.layout},
+        )
+    wanted = plane_shapes(fmt, region.n_cells, region.row_elems)
+    given = tuple((tuple(plane.shape), plane.dtype) for plane in region.arrays)
+    if given != wanted or not all(plane.is_contiguous() for plane in region.arrays):
+        shown = ", ".join(f"{word(dtype)} {list(shape)}" for shape, dtype in given)
+        need = ", ".join(f"{word(dtype)} {list(shape)}" for shape, dtype in wanted)
+        raise Refusal(
+            "3.5",
+            f"a {fmt} region of {region.n_head_kv} heads of {region.head_dim} is contiguous "
+            f"{need}, not {shown}",
+            {"given": shown, "wanted": need},
+        )
+    for plane in region.arrays:
+        _at_home(plane, "the region")
+
+
+def check_pair(k: Region, v: Region) -> None:
+    """Refuse K and V regions of different heads."""
+    if (k.n_head_kv, k.head_dim) != (v.n_head_kv, v.head_dim):
+        raise Refusal(
+            "10",
+            f"K has {k.n_head_kv} heads of {k.head_dim}, V has {v.n_head_kv} of {v.head_dim}",
+            {"k": (k.n_head_kv, k.head_dim), "v": (v.n_head_kv, v.head_dim)},
+        )
+
+
+def checked_cells(region: Region, cells: Any) -> torch.Tensor:
+    """The cells as int32 [n]; a host array is refused if one is outside the region."""
+    if not host(cells):
+        return int32s(cells, "cells")
+    checked = host_int32s(cells, "cells")
+    bad = np.flatnonzero((checked < 0) | (checked >= region.n_cells))
+    if len(bad):
+        row = int(bad[0])
+        raise Refusal(
+            "2.5",
+            f"cell {checked[row]} of row {row} is outside the region of {region.n_cells} cells",
+            {"cell": int(checked[row]), "row": row, "n_cells": region.n_cells},
+        )
+    return tensor(checked, "cells")
+
+
+def checked_moves(region: Region, moves: Any) -> NDArray[np.int32]:
+    """The moves as int32 [n, 3] on the host, refused if one of them leaves the region."""
+    checked = host_int32s(moves if host(moves) else moves.cpu().numpy(), "moves", 2)
+    if checked.shape[1] != 3:
+        raise Refusal(
+            "5.6",
+            f"moves {list(checked.shape)} must be [n, 3]: src, dst and rows of each",
+            {"shape": checked.shape},
+        )
+    wide = checked.astype(np.int64)
+    beyond = (wide < 0).any(axis=1) | (wide[:, :2].max(axis=1) + wide[:, 2] > region.n_cells)
+    if beyond.any():
+        bad = int(np.argmax(beyond))
+        src, dst, rows_ = checked[bad].tolist()
+        raise Refusal(
+            "5.6",
+            f"move {bad} of {rows_} rows from cell {src} to {dst} does not lie in the region of "
+            f"{region.n_cells} cells",
+            {"move": bad, "src": src, "dst": dst, "rows": rows_, "n_cells": region.n_cells},
+        )
+    return checked
+
+
+def checked_turn(
+    region: Region, cells: Any, cos: Any, sin: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cells of a q8_0 region, each named once, and the table row that turns their heads."""
+    checked = checked_cells(region, cells)
+    if host(cells):
+        seen, first = np.unique(np.asarray(cells), return_index=True)
+        if len(seen) != len(checked):
+            row = int(np.setdiff1d(np.arange(len(checked)), first)[0])
+            cell = int(np.asarray(cells)[row])
+            raise Refusal(
+                "5.7",
+                f"cell {cell} of row {row} was named before; a call turns a cell once",
+                {"cell": cell, "row": row},
+            )
+    cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
+    if cos.shape != sin.shape or len(cos) != 1 or 2 * cos.shape[1] > region.head_dim:
+        raise Refusal(
+            "5.7",
+            f"tables {list(cos.shape)} and {list(sin.shape)} are not one row of the pairs of "
+            f"heads of {region.head_dim}",
+            {"cos": tuple(cos.shape), "sin": tuple(sin.shape), "head_dim": region.head_dim},
+        )
+    return checked, cos, sin

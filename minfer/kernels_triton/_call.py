@@ -1,0 +1,177 @@
+"""What every attention launcher does before a kernel runs: checks, and tensors where kernels run.
+
+Windows given as host arrays are checked in full; tensors that lie where kernels run were checked by
+whoever filled them (contract 7.5). A window keeps its mode down to the kernel's addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minfer import window
+from minfer.format import KvFormat, Region
+from minfer.kernels_triton._arguments import (
+    check_pair,
+    check_region,
+    floats,
+    host,
+    host_int32s,
+    int32s,
+    tensor,
+)
+from minfer.ops import attention
+from minfer.window import PARTITION, Causal, Span, WindowMode
+
+MODES = {WindowMode.CAUSAL: 0, WindowMode.SPAN: 1, WindowMode.RUNS: 2}  # as in `_gather`
+
+
+class Call(NamedTuple):
+    """A checked call; tensors lie where kernels run.
+
+    firsts: first logical index of each query where the windows came from the host, else None.
+    """
+
+    fmt: KvFormat
+    q: torch.Tensor  # float32 [n_q, n_head, d], times -1 if the scale is negative
+    k: Region
+    v: Region
+    positions: torch.Tensor  # int32 [n_q]
+    window: torch.Tensor | None  # int32 [n_q, 2] or [n_q, 4, 2]
+    mode: int
+    width: int
+    factor: float  # |scale| * log2(e), what weights multiply differences of scores by
+    host_windows: tuple[Any, Any] | None  # positions and firsts, where both were on the host
+
+    @property
+    def n_q(self) -> int:
+        return int(self.q.shape[0])
+
+    @property
+    def n_head(self) -> int:
+        return int(self.q.shape[1])
+
+    @property
+    def n_head_kv(self) -> int:
+        return self.k.n_head_kv
+
+    @property
+    def head_dim(self) -> int:
+        return self.k.head_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads a KV head."""
+        return self.n_head // self.n_head_kv
+
+    @property
+    def most_partitions(self) -> int:
+        """No query's keys lie in more partitions.
+
+        Windows on the device name a cell once, as a store's do.
+        """
+        if self.host_windows is not None:
+            ends, firsts = self.host_windows
+            parts = ends // PARTITION - firsts // PARTITION + 1
+            return int(parts.max()) if len(parts) else 1
+        n_keys = min(self.k.n_cells, self.v.n_cells)
+        return (min(n_keys, self.width) if self.width else n_keys) // PARTITION + 2
+
+    @property
+    def window_or_positions(self) -> torch.Tensor:
+        """A pointer for kernels, which causal ones do not read."""
+        return self.positions if self.window is None else self.window
+
+    @staticmethod
+    def planes(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and scales; rows again where there are no scales."""
+        return region.arrays[0], region.arrays[-1]
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements from one cell's row, and its scales, to the next cell's."""
+        rows, scales = self.planes(self.k)
+        return rows.stride(0), scales.stride(0)
+
+    def empty_out(self) -> torch.Tensor:
+        return torch.empty_like(self.q)
+
+
+def prepare(
+    op: str,
+    q: Any,
+    k: Region,
+    v: Region,
+    positions: Any,
+    array: Any,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    multiple: int = 1,
+) -> Call:
+    """Check one attention call.
+
+    array: the window input, whose size tells its mode (contract 2.2), which must be one that `op`
+    reads. multiple: what head_dim must divide.
+    """
+    for region in (k, v):
+        check_region(region, fmt)
+    check_pair(k, v)
+    q = floats(q, "q", 3)
+    attention.check_query(tuple(q.shape), k)
+    attention.check_head_dim(k.head_dim, fmt, multiple)
+    attention.check_scalars(scale, width)
+    n_q, seen = len(q), None
+    if host(positions):
+        positions = host_int32s(positions, "positions")
+    if array is not None and host(array):
+        array = host_int32s(array, "the window", None)
+    attention.check_count(len(positions), n_q)
+    if host(positions) and (array is None or host(array)):
+        seen = _firsts(op, positions, array, min(k.n_cells, v.n_cells), int(width))
+    size = 0 if array is None else int(np.prod(array.shape))
+    mode = window.mode_of(size, n_q)
+    attention.check_mode(op, mode, n_q)
+    return Call(
+        fmt=fmt,
+        q=-q if scale < 0 else q,
+        k=k,
+        v=v,
+        positions=int32s(positions, "positions"),
+        window=None if mode is WindowMode.CAUSAL else int32s(array, "the window", None),
+        mode=MODES[mode],
+        width=int(width),
+        factor=float(np.float32(abs(float(scale)) * math.log2(math.e))),
+        host_windows=None if seen is None else (positions, seen),
+    )
+
+
+def _firsts(op: str, positions: Any, array: Any, n_cells: int, width: int) -> Any:
+    """First logical index each query sees, int64 [n_q]; refuses windows that are none."""
+    windows = attention.wrap(op, array, len(positions))
+    window.check(windows, positions, n_cells)
+    ends = positions.astype(np.int64) + 1
+    if isinstance(windows, Causal):
+        lengths = ends
+    elif isinstance(windows, Span):
+        lengths = windows.array[:, 1].astype(np.int64) - windows.array[:, 0]
+    else:
+        lengths = windows.array[..., 1].sum(axis=1, dtype=np.int64)
+    return ends - (np.minimum(lengths, width) if width else lengths)
+
+
+def tiles_of(call: Call, tiles: Any) -> torch.Tensor:
+    """Tiles int32 [n, 2] of (first query, count); host ones are refused if they cut wrongly."""
+    if not host(tiles):
+        given = int32s(tiles, "tiles", 2)
+        attention.check_tile_shape(tuple(given.shape))
+        return given
+    table = host_int32s(tiles, "tiles", 2)
+    attention.check_tile_shape(table.shape)
+    if call.host_windows is not None:
+        attention.used_tiles(table.astype(np.int64), *call.host_windows)
+    return tensor(table, "tiles")

@@ -1,0 +1,160 @@
+"""Decode: a query's keys are cut into partitions of 256, shared out in aligned groups.
+
+A program takes one KV head of one query with all the query heads that read it, and every n_splits-th
+group of partitions. Inside a partition it sweeps key tiles with an online softmax; partitions join
+in the tree of `_softmax`, the last levels of it in a second launch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minfer.format import KvFormat
+from minfer.kernels_triton._call import Call
+from minfer.kernels_triton._gather import cell_of, query_window
+from minfer.kernels_triton._softmax import (
+    LARGEST,
+    PARTITION,
+    combine,
+    group_size,
+    join,
+    no_keys,
+    partials,
+    splits,
+    weight,
+)
+from minfer.kernels_triton._tile import FORMATS, load_rows
+from minfer.ops import Config
+
+MMA_ROWS = 16  # the least rows of a tensor-core tile
+
+
+@triton.jit
+def _key_tile(m, l, acc, q, k, v, seen, factor, EXACT: tl.constexpr):
+    """One online-softmax step: rows [r] against keys [n] of which `seen` [n] are seen."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") if EXACT else tl.dot(q, tl.trans(k))
+    s = tl.where(seen[None, :], s, float("-inf"))
+    top = tl.maximum(m, tl.max(s, axis=1))
+    p = tl.where(seen[None, :], tl.exp2((s - top[:, None]) * factor), 0.0)
+    decay = weight(m, top, factor)
+    l = l * decay + tl.sum(p, axis=1)
+    if EXACT:
+        acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc * decay[:, None])
+    return top, l, acc
+
+
+@triton.jit
+def _attn_split_kernel(
+    q,  # float32 [n_q, n_head, d]
+    k,
+    k_scales,
+    v,
+    v_scales,
+    window,
+    positions,
+    states,  # float32 [n_q, n_head, n_groups, 2]
+    accs,  # float32 [n_q, n_head, n_groups, d]
+    n_head_kv,
+    row_stride,
+    scale_stride,
+    n_groups,
+    n_splits,
+    width,
+    factor,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FMT: tl.constexpr,
+    TYPE: tl.constexpr,
+    MODE: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    # neighbours read other heads of the same cells: lines of scales are fetched once
+    query, head = tl.program_id(0) // n_head_kv, tl.program_id(0) % n_head_kv
+    pos = tl.load(positions + query)
+    first, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
+    p_first, p_last = first // PARTITION, pos // PARTITION
+    size = group_size(p_first, p_last, n_splits, LARGEST)
+    r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    n_head = n_head_kv * GROUP
+    q_rows = (query * n_head + head * GROUP + r).to(tl.int64)
+    q_mask = (r < GROUP)[:, None] & (d < D)[None, :]
+    q_tile = tl.load(q + q_rows[:, None] * D + d[None, :], mask=q_mask, other=0.0).to(TYPE)
+    begin = p_first // size
+    for group in range(begin + tl.program_id(1), p_last // size + 1, n_splits):
+        # s0: a partition that waits for its right neighbour; s1: the pair before it
+        m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
+        m1, l1, acc1 = no_keys(ROWS, BLOCK_D)
+        m, l, acc = no_keys(ROWS, BLOCK_D)
+        start = tl.maximum(group * size * PARTITION, first // BLOCK_N * BLOCK_N)
+        stop = tl.minimum((group + 1) * size * PARTITION, pos + 1)
+        for index in range(start, stop, BLOCK_N):
+            keys = index + tl.arange(0, BLOCK_N)
+            seen = (keys >= first) & (keys <= pos)
+            cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE)
+            k_tile = load_rows(
+                k, k_scales, cells, seen, head, row_stride, scale_stride, D, BLOCK_D, FMT, TYPE
+            )
+            v_tile = load_rows(
+                v, v_scales, cells, seen, head, row_stride, scale_stride, D, BLOCK_D, FMT, TYPE
+            )
+            m, l, acc = _key_tile(
+                m, l, acc, q_tile, k_tile, v_tile, seen, factor, tl.float32 == TYPE
+            )
+            after = index + BLOCK_N
+            if (after % PARTITION == 0) | (after >= stop):
+                if index // PARTITION % 2 == 0:
+                    m0, l0, acc0 = m, l, acc
+                else:
+                    m, l, acc = join(m0, l0, acc0, m, l, acc, factor)
+                    m1, l1, acc1 = join(m1, l1, acc1, m, l, acc, factor)
+                    m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
+                m, l, acc = no_keys(ROWS, BLOCK_D)
+        m, l, acc = join(m1, l1, acc1, m0, l0, acc0, factor)
+        at = q_rows * n_groups + group - begin
+        tl.store(states + 2 * at, m, mask=r < GROUP)
+        tl.store(states + 2 * at + 1, l, mask=r < GROUP)
+        tl.store(accs + at[:, None] * D + d[None, :], acc, mask=q_mask)
+
+
+def attend_split(call: Call, config: Config) -> torch.Tensor:
+    """Run `split` on a checked call."""
+    if not call.n_q:
+        return call.empty_out()
+    exact = call.fmt is KvFormat.F32
+    room = partials(call, splits(call, config["waves"]))
+    grid = (call.n_q * call.n_head_kv, room.n_splits)
+    _attn_split_kernel[grid](
+        call.q,
+        *call.planes(call.k),
+        *call.planes(call.v),
+        call.window_or_positions,
+        call.positions,
+        room.states,
+        room.accs,
+        call.n_head_kv,
+        *call.strides,
+        room.n_groups,
+        room.n_splits,
+        call.width,
+        call.factor,
+        GROUP=call.group,
+        ROWS=triton.next_power_of_2(call.group if exact else max(call.group, MMA_ROWS)),
+        D=call.head_dim,
+        BLOCK_D=triton.next_power_of_2(max(call.head_dim, 16)),
+        BLOCK_N=config["block_n"],
+        FMT=FORMATS[call.fmt],
+        TYPE=tl.float32 if exact else tl.float16,
+        MODE=call.mode,
+        LARGEST=LARGEST,
+        num_warps=4,
+        num_stages=config["stages"],
+        enable_fp_fusion=False,
+    )
+    return combine(call, room, call.factor)

@@ -1,0 +1,66 @@
+"""Attention over cells [0, pos], or one [lo, hi) per query.
+
+out[i, h] = sum over keys c of the window: softmax(scale * q[i, h] . K[c]) V[c]
+
+rows: one query head at a time, every shape, exact. split: decode, work cut by partitions of 256
+keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minfer.format import Int32, KvFormat, Region
+from minfer.kernels_triton._call import prepare
+from minfer.kernels_triton._rows import attend_rows
+from minfer.kernels_triton._split import attend_split
+from minfer.kernels_triton._tunables import DECODED, HALF, HEAD_UNIT, ROWS, SPLIT
+from minfer.ops import DECODE, Config, Limits, variant
+
+NAME = "attn_window"
+
+
+@variant(space=ROWS)
+def attn_window_rows(
+    q: Any,
+    k: Region,
+    v: Region,
+    positions: Int32,
+    span: Int32 | None,
+    tiles: Int32,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    config: Config,
+) -> Any:
+    """q float32 [n_q, n_head, d] to float32 of that shape; one head at a time, tiles unused."""
+    call = prepare(NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width)
+    return attend_rows(call, config)
+
+
+@variant(
+    limits=Limits(kinds=(DECODE,), head_dim_multiple=HEAD_UNIT),
+    query=HALF,
+    prob=HALF,
+    decoded=DECODED,
+    space=SPLIT,
+)
+def attn_window_split(
+    q: Any,
+    k: Region,
+    v: Region,
+    positions: Int32,
+    span: Int32 | None,
+    tiles: Int32,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    config: Config,
+) -> Any:
+    """q float32 [n_q, n_head, d] to float32 of that shape; by partitions, tiles unused."""
+    call = prepare(
+        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=HEAD_UNIT
+    )
+    return attend_split(call, config)
