@@ -158,7 +158,8 @@ def decode_cells(region: Region, cells: Int32) -> torch.Tensor:
     if region.fmt is KvFormat.Q8_0:
         scales = region.arrays[1][index][:, :blocks].float()
         decoded = (decoded.view(-1, blocks, BLOCK) * scales[..., None]).reshape(len(index), -1)
-    return decoded.reshape(len(index), region.n_head_kv, region.head_dim)
+    shaped: torch.Tensor = decoded.reshape(len(index), region.n_head_kv, region.head_dim)
+    return shaped
 
 
 def environment() -> dict[str, str]:

@@ -152,7 +152,7 @@ def _combine_kernel(
     states, accs = states + 2 * base, accs + D * base
     if begin // CHUNK == (end - 1) // CHUNK:
         chunk = begin // CHUNK
-        m, l, acc = _chunk(states, accs, chunk, begin, end, factor, D, BLOCK_D, CHUNK)
+        _m, l, acc = _chunk(states, accs, chunk, begin, end, factor, D, BLOCK_D, CHUNK)
     else:
         _m, l, acc = _chunks(states, accs, begin, end, factor, D, BLOCK_D, CHUNK, LEVELS)
     d = tl.arange(0, BLOCK_D)
@@ -185,7 +185,8 @@ def splits(call: Call, waves: int) -> int:
     A free choice: partials join in the same tree whatever it is.
     """
     wanted = waves * multiprocessors() // max(1, call.n_q * call.n_head_kv)
-    return max(1, min(triton.next_power_of_2(max(1, wanted)), call.most_partitions))
+    power: int = triton.next_power_of_2(max(1, wanted))
+    return max(1, min(power, call.most_partitions))
 
 
 def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:

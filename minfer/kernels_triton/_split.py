@@ -1,8 +1,8 @@
 """Decode: a query's keys are cut into partitions of 256, shared out in aligned groups.
 
-A program takes one KV head of one query with all the query heads that read it, and every n_splits-th
-group of partitions. Inside a partition it sweeps key tiles with an online softmax; partitions join
-in the tree of `_softmax`, the last levels of it in a second launch.
+A program takes one KV head of one query, with all the query heads that read it, and every
+n_splits-th group of partitions. Inside a partition it sweeps key tiles with an online softmax;
+partitions join in the tree of `_softmax`, its last levels in a second launch.
 """
 
 from __future__ import annotations
