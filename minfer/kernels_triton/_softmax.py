@@ -39,6 +39,16 @@ def no_keys(ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
+def store_state(states, accs, at, m, l, acc, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Put the states of rows [r] of which `held` are real at `at` int64 [r] of a `Partials`."""
+    tl.store(states + 2 * at, m, mask=held)
+    tl.store(states + 2 * at + 1, l, mask=held)
+    d = tl.arange(0, BLOCK_D)
+    mask = held[:, None] & (d < D)[None, :]
+    tl.store(accs + at[:, None] * D + d[None, :], acc, mask=mask)
+
+
+@triton.jit
 def join(m_a, l_a, acc_a, m_b, l_b, acc_b, factor):
     """The state of both; m and l [rows], acc [rows, d]."""
     m = tl.maximum(m_a, m_b)

@@ -23,6 +23,7 @@ from minfer.kernels_triton._softmax import (
     no_keys,
     partials,
     splits,
+    store_state,
     weight,
 )
 from minfer.kernels_triton._tile import FORMATS, load_rows
@@ -32,18 +33,25 @@ MMA_ROWS = 16  # the least rows of a tensor-core tile
 
 
 @triton.jit
-def _key_tile(m, l, acc, q, k, v, seen, factor, EXACT: tl.constexpr):
+def _query_tile(q, rows, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of q [.., d] as float32 [r, BLOCK_D]; 0 where not held and past D."""
+    d = tl.arange(0, BLOCK_D)
+    mask = held[:, None] & (d < D)[None, :]
+    return tl.load(q + rows[:, None] * D + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _key_tile(m, l, acc, q, k, v, seen, factor):
     """One online-softmax step: rows [r] against keys [n] of which `seen` [n] are seen."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") if EXACT else tl.dot(q, tl.trans(k))
+    EXACT: tl.constexpr = q.dtype == tl.float32
+    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"  # of f16 operands it means nothing
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     s = tl.where(seen[None, :], s, float("-inf"))
     top = tl.maximum(m, tl.max(s, axis=1))
     p = tl.where(seen[None, :], tl.exp2((s - top[:, None]) * factor), 0.0)
     decay = weight(m, top, factor)
     l = l * decay + tl.sum(p, axis=1)
-    if EXACT:
-        acc = tl.dot(p, v, acc * decay[:, None], input_precision="ieee")
-    else:
-        acc = tl.dot(p.to(v.dtype), v, acc * decay[:, None])
+    acc = tl.dot(p.to(v.dtype), v, acc * decay[:, None], input_precision=PRECISION)
     return top, l, acc
 
 
@@ -81,11 +89,9 @@ def _attn_split_kernel(
     first, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
     p_first, p_last = first // PARTITION, pos // PARTITION
     size = group_size(p_first, p_last, n_splits, LARGEST)
-    r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    n_head = n_head_kv * GROUP
-    q_rows = (query * n_head + head * GROUP + r).to(tl.int64)
-    q_mask = (r < GROUP)[:, None] & (d < D)[None, :]
-    q_tile = tl.load(q + q_rows[:, None] * D + d[None, :], mask=q_mask, other=0.0).to(TYPE)
+    r = tl.arange(0, ROWS)
+    q_rows = (query * n_head_kv * GROUP + head * GROUP + r).to(tl.int64)
+    q_tile = _query_tile(q, q_rows, r < GROUP, D, BLOCK_D).to(TYPE)
     begin = p_first // size
     for group in range(begin + tl.program_id(1), p_last // size + 1, n_splits):
         # s0: a partition that waits for its right neighbour; s1: the pair before it
@@ -98,18 +104,16 @@ def _attn_split_kernel(
             keys = index + tl.arange(0, BLOCK_N)
             seen = (keys >= first) & (keys <= pos)
             cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE)
-            k_tile = load_rows(
-                k, k_scales, cells, seen, head, row_stride, scale_stride, D, BLOCK_D, FMT, TYPE
-            )
-            v_tile = load_rows(
-                v, v_scales, cells, seen, head, row_stride, scale_stride, D, BLOCK_D, FMT, TYPE
-            )
-            m, l, acc = _key_tile(
-                m, l, acc, q_tile, k_tile, v_tile, seen, factor, tl.float32 == TYPE
-            )
+            # fmt: off
+            k_tile = load_rows(k, k_scales, cells, seen, head, row_stride, scale_stride,
+                               D, BLOCK_D, FMT, TYPE)
+            v_tile = load_rows(v, v_scales, cells, seen, head, row_stride, scale_stride,
+                               D, BLOCK_D, FMT, TYPE)
+            # fmt: on
+            m, l, acc = _key_tile(m, l, acc, q_tile, k_tile, v_tile, seen, factor)
             after = index + BLOCK_N
             if (after % PARTITION == 0) | (after >= stop):
-                if index // PARTITION % 2 == 0:
+                if (after - 1) // PARTITION % 2 == 0:
                     m0, l0, acc0 = m, l, acc
                 else:
                     m, l, acc = join(m0, l0, acc0, m, l, acc, factor)
@@ -118,9 +122,7 @@ def _attn_split_kernel(
                 m, l, acc = no_keys(ROWS, BLOCK_D)
         m, l, acc = join(m1, l1, acc1, m0, l0, acc0, factor)
         at = q_rows * n_groups + group - begin
-        tl.store(states + 2 * at, m, mask=r < GROUP)
-        tl.store(states + 2 * at + 1, l, mask=r < GROUP)
-        tl.store(accs + at[:, None] * D + d[None, :], acc, mask=q_mask)
+        store_state(states, accs, at, m, l, acc, r < GROUP, D, BLOCK_D)
 
 
 def attend_split(call: Call, config: Config) -> torch.Tensor:
