@@ -8,14 +8,11 @@ map_q8_0_cells
   rows  a program for some heads of a cell: dequantize, rotate all by the same angles, quantize.
 """
 
-import itertools
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region, refuse_odd_blocks
@@ -29,6 +26,7 @@ from minfer.kernels_triton._arguments import (
     tensor,
 )
 from minfer.kernels_triton._cell import load_elements, store_elements, store_padding
+from minfer.kernels_triton._move import launches, move_words
 from minfer.kernels_triton._rotate import (
     checked_rope,
     interleaved,
@@ -42,10 +40,6 @@ from minfer.ops import Config, check_pairing, variant
 
 TILE = 512  # elements of a program that stores
 WARPS = 4
-OVER_ROWS = (16, 128)  # rows and words of a program where rows are spread over the grid
-OVER_COLUMNS = (1024, 8)  # and where it owns columns: 8 words are a sector of memory
-MOVE_WARPS = {OVER_ROWS: 4, OVER_COLUMNS: 8}
-FEW_ROWS = 64  # a shorter move is no work for a launch of its own
 
 
 @triton.jit
@@ -182,6 +176,12 @@ def qkv_rope_store_rows(
     k = _checked_rows(k_region, k, "k", len(cells))
     v = _checked_rows(v_region, v, "v", len(cells))
     q = rows(q, "q", 3)
+    if q.shape[2] != d:
+        raise Refusal(
+            "10",
+            f"q {list(q.shape)} must be [{len(cells)}, n_head, {d}], as K's heads are",
+            {"shape": tuple(q.shape), "head_dim": d},
+        )
     at, cos, sin = checked_rope(q, positions, cos, sin, pairing)
     checked_rope(k, at, cos, sin, pairing)
     n, n_head = q.shape[:2]
@@ -206,35 +206,6 @@ def qkv_rope_store_rows(
     return out, k_region, v_region
 
 
-@triton.jit
-def _move_cells_rows_kernel(
-    plane,  # int32 [n_cells, words]
-    moves,  # int32 [n, 3]
-    first,
-    last,
-    words,
-    ROWS: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Moves first, .. last - 1 in order; programs of one column share the rows of each.
-
-    Rows go in the direction in which none is written before it is read.
-    """
-    group, n_groups = tl.program_id(0), tl.num_programs(0)
-    column = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[None, :]
-    for i in range(first, last):
-        src, dst, n = tl.load(moves + 3 * i), tl.load(moves + 3 * i + 1), tl.load(moves + 3 * i + 2)
-        n_blocks = tl.cdiv(n, ROWS)
-        for b in range(group, n_blocks, n_groups):
-            block = tl.where(dst > src, n_blocks - 1 - b, b)
-            row = (block * ROWS + tl.arange(0, ROWS))[:, None]
-            mask = (row < n) & (column < words)
-            held = tl.load(plane + (src + row).to(tl.int64) * words + column, mask=mask)
-            tl.debug_barrier()  # all of the block is read before any of it is written
-            tl.store(plane + (dst + row).to(tl.int64) * words + column, held, mask=mask)
-        tl.debug_barrier()  # the next move may read what this one wrote
-
-
 @variant()
 def move_cells_rows(region: Region, moves: Any, *, config: Config) -> Region:
     """Copy cells by int32 [n, 3] of (src, dst, rows), in order, each like memmove, in place.
@@ -249,49 +220,9 @@ def move_cells_rows(region: Region, moves: Any, *, config: Config) -> Region:
         return region
     at_home = tensor(table, "moves")
     for plane in region.arrays:
-        words = plane.view(torch.int32)
-        for first, last, spread in _launches(table):
-            _launch_moves(words, at_home, first, last, int(table[first, 2]) if spread else 1)
+        for first, last, n_rows in launches(table):
+            move_words(plane.view(torch.int32), at_home, first, last, n_rows)
     return region
-
-
-def _launches(moves: NDArray[np.int32]) -> list[tuple[int, int, bool]]:
-    """Moves by launch, as (first, last + 1, whether its rows may be spread over the grid).
-
-    A long move that does not overlap itself has a launch of its own.
-    """
-    apart = abs(moves[:, 0].astype(np.int64) - moves[:, 1]) >= moves[:, 2]
-    alone = apart & (moves[:, 2] >= FEW_ROWS)
-    launches, first = [], 0
-    for spread, run in itertools.groupby(alone.tolist()):
-        last = first + len(list(run))
-        if spread:
-            launches += [(i, i + 1, True) for i in range(first, last)]
-        else:
-            launches.append((first, last, False))
-        first = last
-    return launches
-
-
-def _launch_moves(
-    plane: torch.Tensor, moves: torch.Tensor, first: int, last: int, n_rows: int
-) -> None:
-    """n_rows: of one move over the grid; 1 where each program walks all rows of its columns."""
-    n_words = plane.shape[1]
-    tile = OVER_ROWS if n_rows > 1 else OVER_COLUMNS
-    words = min(tile[1], triton.next_power_of_2(n_words))
-    block = tile[0] * tile[1] // words
-    _move_cells_rows_kernel[(triton.cdiv(n_rows, block), triton.cdiv(n_words, words))](
-        plane,
-        moves,
-        first,
-        last,
-        n_words,
-        ROWS=block,
-        WORDS=words,
-        num_warps=MOVE_WARPS[tile],
-        enable_fp_fusion=False,
-    )
 
 
 @triton.jit
