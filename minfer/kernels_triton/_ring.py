@@ -33,6 +33,15 @@ query_window = gluon.jit(_gather.query_window.fn)
 cell_of = gluon.jit(_gather.cell_of.fn)
 
 
+@gluon.jit
+def group_keys(first, pos, n):
+    """Keys of the smallest aligned power-of-two group of partitions of which `n` hold a window."""
+    keys = first * 0 + _KEYS
+    while pos // keys - first // keys >= n:
+        keys *= 2
+    return keys
+
+
 @gluon.constexpr_function
 def _bits(first, end):
     """Powers of two: first, 2 * first, ... below end."""
@@ -261,30 +270,96 @@ def _values(words, scales, MMA: gl.constexpr, W: gl.constexpr, BN: gl.constexpr,
 
 
 @gluon.jit
-def _write(m, l, acc, state_ptr, acc_ptr, row, n_rows, n_groups, n_heads,
-           W: gl.constexpr, D: gl.constexpr):  # fmt: skip
-    """Join the two halves of m, l [W, 8] and acc [W, D, 8]; write warp w's to row `row` + w."""
-    m2 = gl.reshape(m, [W, 2, 4])
-    top = gl.max(m2, axis=1)
-    safe = gl.where(top == float("-inf"), 0.0, top)
-    weight = gl.exp2(m2 - safe[:, None, :])
+def _join(m0, l0, acc0, m1, l1, acc1):
+    """One state of two: m, l [W, 4], acc [W, 4, D]."""
+    m = gl.maximum(m0, m1)
+    safe = gl.where(m == float("-inf"), 0.0, m)
+    w0, w1 = gl.exp2(m0 - safe), gl.exp2(m1 - safe)
+    wide: gl.constexpr = gl.SliceLayout(2, acc0.type.layout)
+    a0, a1 = gl.convert_layout(w0, wide)[:, :, None], gl.convert_layout(w1, wide)[:, :, None]
+    return m, l0 * w0 + l1 * w1, acc0 * a0 + acc1 * a1
+
+
+@gluon.jit
+def _join_halves(m, l, acc, W: gl.constexpr, D: gl.constexpr):
+    """The state of two partitions, as `_join` has it, of m, l [W, 8] and acc [W, D, 8]."""
+    m = gl.reshape(m, [W, 2, 4])
+    top = gl.max(m, axis=1)
+    weight = gl.exp2(m - gl.where(top == float("-inf"), 0.0, top)[:, None, :])
     total = gl.sum(gl.reshape(l, [W, 2, 4]) * weight, axis=1)
     weight = gl.convert_layout(gl.reshape(weight, [W, 8]), gl.SliceLayout(1, acc.type.layout))
-    both = gl.reshape(acc * weight[:, None, :], [W, D // 8, 8, 2, 4])
-    out = gl.reshape(gl.permute(gl.sum(both, axis=3), [0, 3, 2, 1]), [W, 4, D])
-    L1: gl.constexpr = top.type.layout
-    h = gl.arange(0, 4, layout=gl.SliceLayout(0, L1))
-    w = row + gl.arange(0, W, layout=gl.SliceLayout(1, L1))
-    live = (h < n_heads)[None, :] & (w < n_groups)[:, None]
-    at = (h[None, :] * n_rows + w[:, None]) * 2
-    gl.store(state_ptr + at, top + (total - total), mask=live)  # NaN where the sum is
-    gl.store(state_ptr + at + 1, total, mask=live)
-    L2: gl.constexpr = out.type.layout
+    acc = gl.reshape(acc * weight[:, None, :], [W, D // 8, 8, 2, 4])
+    return top, total, gl.reshape(gl.permute(gl.sum(acc, axis=3), [0, 3, 2, 1]), [W, 4, D])
+
+
+@gluon.jit
+def _rows(state_ptr, acc_ptr, row, n_rows, n_heads, live, m, acc):
+    """Where row `row` + w * step of each head lies in both arrays, and which exist."""
+    L1: gl.constexpr = m.type.layout
+    L2: gl.constexpr = acc.type.layout
+    W: gl.constexpr = m.shape[0]
+    h = gl.arange(0, 4, layout=gl.SliceLayout(0, L1))[None, :]
+    w = gl.arange(0, W, layout=gl.SliceLayout(1, L1))[:, None]
+    states = state_ptr + (h * n_rows + row + w) * 2
+    states_live = (h < n_heads) & (w < live)
     h = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, L2)))[None, :, None]
-    w = (row + gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L2))))[:, None, None]
-    d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, L2)))[None, None, :]
-    live = (h < n_heads) & (w < n_groups) & (d >= 0)
-    gl.store(acc_ptr + (h * n_rows + w) * D + d, out, mask=live)
+    w = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L2)))[:, None, None]
+    d = gl.arange(0, acc.shape[2], layout=gl.SliceLayout(0, gl.SliceLayout(1, L2)))[None, None, :]
+    accs = acc_ptr + (h * n_rows + row + w) * acc.shape[2] + d
+    return states, states_live, accs, (h < n_heads) & (w < live) & (d >= 0)
+
+
+@gluon.jit
+def _push(m, l, acc, index, last, state_ptr, acc_ptr, row, spare, spare_step, n_rows, n_heads, live,
+          W: gl.constexpr, D: gl.constexpr):  # fmt: skip
+    """Join pair `index` of a group with those before it, in tree order; write what came of it.
+
+    A pair waits in row spare + level * spare_step until its right neighbour of 2**level pairs is
+    complete. The last pair takes all that wait, and goes to `row`.
+    """
+    m, l, acc = _join_halves(m, l, acc, W, D)
+    left = gl.where(last, index, index & ~(index + 1))
+    while left > 0:
+        if left & 1:
+            states, states_live, accs, accs_live = _rows(
+                state_ptr, acc_ptr, spare, n_rows, n_heads, live, m, acc
+            )
+            m0 = gl.load(states, mask=states_live, other=float("-inf"))
+            l0 = gl.load(states + 1, mask=states_live, other=0.0)
+            m, l, acc = _join(m0, l0, gl.load(accs, mask=accs_live, other=0.0), m, l, acc)
+        left = left >> 1
+        spare += spare_step
+    states, states_live, accs, accs_live = _rows(
+        state_ptr, acc_ptr, gl.where(last, row, spare), n_rows, n_heads, live, m, acc
+    )
+    gl.store(states, m + (l - l), mask=states_live)  # NaN where the sum is
+    gl.store(states + 1, l, mask=states_live)
+    gl.store(accs, acc, mask=accs_live)
+
+
+@gluon.jit
+def _query(q_ptr, n_heads, factor, MMA: gl.constexpr, LM: gl.constexpr, W: gl.constexpr, D: gl.constexpr):
+    """Digits of a query's first and last 64 elements, and what scores are multiplied by [W, 8]."""
+    L: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    a = _query_part(q_ptr, n_heads, L, D)
+    b = _query_part(q_ptr + (D - 64), n_heads, L, D)
+    amax = gl.max(gl.maximum(gl.abs(a), gl.abs(b)), axis=2)
+    damage = gl.sum((a - a) + (b - b), axis=2)  # NaN if something is not finite, else 0
+    amax = gl.maximum(amax, 1e-30)
+    slope = gl.maximum(amax * (1.0 / _DIGITS) * factor, 1e-37) + damage
+    slope = gl.convert_layout(slope, gl.SliceLayout(2, MMA))
+    slope, _ = gl.split(gl.permute(gl.reshape(slope, [W, 2, 8]), [0, 2, 1]))
+    return (
+        _digits(a, _DIGITS / amax, L), _digits(b, _DIGITS / amax, L), gl.convert_layout(slope, LM)
+    )  # fmt: skip
+
+
+@gluon.jit
+def _score_layout(MMA: gl.constexpr, W: gl.constexpr, BN: gl.constexpr):
+    """A tensor in the layout of scores [W, 8, BN]."""
+    z = gl.zeros([W, 16, BN], gl.int32, layout=MMA)
+    z, _ = gl.split(gl.permute(gl.reshape(z, [W, 2, 8, BN]), [0, 2, 3, 1]))
+    return z
 
 
 @gluon.jit(do_not_specialize=["width", "n_split", "n_rows"])
@@ -294,109 +369,83 @@ def _attn_ring_kernel(
     HKV: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, MODE: gl.constexpr,
     W: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Program (query, split, KV head, four of its query heads), neighbours share cells.
+    """Program (query, split, KV head, up to four of its query heads); neighbours share cells.
 
     q f32 [n_q, n_head, D]; codes as int32 [n_cells, HKV * D/4]; scales of a head as one int32 or
     int64 [n_cells, HKV]; state f32 [n_q, n_head, n_rows, 2], acc f32 [n_q, n_head, n_rows, D].
     """
     PACKS: gl.constexpr = (GROUP + _HEADS - 1) // _HEADS
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[W, 1, 1], instr_shape=[1, 16, 8])
-    LQ: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[W, 1, 1], instr_shape=[1, 16, 8]
+    )
+    L: gl.constexpr = _score_layout(MMA, W, BN).type.layout
+    LM: gl.constexpr = gl.SliceLayout(2, L)
+    LV: gl.constexpr = _value_layout(W, BN, D)
     ROW: gl.constexpr = HKV * (D // 4)
     program = gl.program_id(0)
     pack = program % PACKS
     kv = program // PACKS % HKV
     split = program // (PACKS * HKV) % n_split
     query = program // (PACKS * HKV) // n_split
-    n_heads = gl.minimum(GROUP - pack * _HEADS, _HEADS)
-    head = (query * HKV + kv).to(gl.int64) * GROUP + pack * _HEADS
 
     pos = gl.load(positions_ptr + query)
     first, e0, e1, e2, b0, b1, b2, b3 = query_window(window_ptr, query, pos, width, MODE)
     # keys are counted from the first one seen
     window = (e0 - first, e1 - first, e2 - first, b0 + first, b1 + first, b2 + first, b3 + first)
     n_keys = pos + 1 - first
-    base = first // _KEYS
-    g = gl.where(pos // _KEYS - base < n_split * W, 1, 2)
-    base = base // g
-    n_groups = pos // _KEYS // g - base + 1
-    span = g * _KEYS  # keys of a group
-    n_sets = (n_groups + W - 1) // W
-
-    if split < n_sets:
-        # the query
-        qa = _query_part(q_ptr + head * D, n_heads, LQ, D)
-        amax = gl.max(gl.abs(qa), axis=2)
-        damage = gl.sum(qa - qa, axis=2)  # NaN if something is not finite, else 0
-        qb = qa
-        if D == 128:
-            qb = _query_part(q_ptr + head * D + 64, n_heads, LQ, D)
-            amax = gl.maximum(amax, gl.max(gl.abs(qb), axis=2))
-            damage += gl.sum(qb - qb, axis=2)
-        amax = gl.maximum(amax, 1e-30)
-        qa = _digits(qa, _DIGITS / amax, LQ)
-        qb = _digits(qb, _DIGITS / amax, LQ)
-        z = gl.zeros([W, 16, BN], gl.int32, layout=MMA)
-        z, _ = gl.split(gl.permute(gl.reshape(z, [W, 2, 8, BN]), [0, 2, 3, 1]))
-        L: gl.constexpr = z.type.layout  # [W, 8, BN]
-        LM: gl.constexpr = gl.SliceLayout(2, L)
-        slope = gl.maximum(amax * (1.0 / _DIGITS) * factor, 1e-37) + damage
-        slope = gl.convert_layout(slope, gl.SliceLayout(2, MMA))
-        slope, _ = gl.split(gl.permute(gl.reshape(slope, [W, 2, 8]), [0, 2, 1]))
-        slope = gl.convert_layout(slope, LM)
-        half = gl.arange(0, 8, layout=gl.SliceLayout(0, LM)) // 4
-        w3 = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
-        n3 = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
-
-        # the ring
-        RING: gl.constexpr = _ring_layout(W, BN, D)
-        PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        SCALES: gl.constexpr = ks_ptr.dtype.element_ty
-        k_ring = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
-        v_ring = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
-        ks_ring = gl.allocate_shared_memory(SCALES, [STAGES, W, BN], PLAIN)
-        vs_ring = gl.allocate_shared_memory(SCALES, [STAGES, W, BN], PLAIN)
+    span = group_keys(first, pos, n_split * W)
+    n_groups = pos // span - first // span + 1
+    start = (first // span + split * W) * span - first
+    if split * W < n_groups:
+        n_heads = gl.minimum(GROUP - pack * _HEADS, _HEADS)
+        head = (query * HKV + kv).to(gl.int64) * GROUP + pack * _HEADS
+        qa, qb, slope = _query(q_ptr + head * D, n_heads, factor, MMA, LM, W, D)
+        state_ptr += head * n_rows * 2
+        acc_ptr += head * n_rows * D
         k_ptr += kv * (D // 4)
         v_ptr += kv * (D // 4)
         ks_ptr += kv
         vs_ptr += kv
-        ahead = (base + split * W) * span - first
-        at = 0  # of the tile to copy next: first key of warp 0's group, and offset in it
-        for slot in gl.static_range(STAGES - 1):
-            _issue(k_ptr, ks_ptr, v_ptr, vs_ptr, k_ring.index(slot), v_ring.index(slot),
-                   ks_ring.index(slot), vs_ring.index(slot), ahead + at, span, window, n_keys,
-                   ROW, HKV, W, BN, D, MODE)  # fmt: skip
-            at += BN
-            if at == span:
-                at = 0
-                ahead += n_split * W * span
+
+        SCALE: gl.constexpr = ks_ptr.dtype.element_ty
+        RING: gl.constexpr = _ring_layout(W, BN, D)
+        PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        k_ring = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
+        v_ring = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
+        ks_ring = gl.allocate_shared_memory(SCALE, [STAGES, W, BN], PLAIN)
+        vs_ring = gl.allocate_shared_memory(SCALE, [STAGES, W, BN], PLAIN)
+        end = gl.minimum(span, n_keys - start)  # of the offsets of keys in a group
+        for i in gl.static_range(STAGES - 1):
+            _issue(k_ptr, ks_ptr, v_ptr, vs_ptr, k_ring.index(i), v_ring.index(i),
+                   ks_ring.index(i), vs_ring.index(i), start + i * BN, span, window,
+                   gl.where(i * BN < end, n_keys, 0), ROW, HKV, W, BN, D, MODE)  # fmt: skip
         slot = 0
         free = STAGES - 1
+        half = gl.arange(0, 8, layout=gl.SliceLayout(0, LM)) // 4
+        w = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
+        n = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
+        keys = start + w * span + n
 
-        for group in range(split * W, n_groups, n_split * W):
-            start = (base + group) * span - first
+        for pair in range(0, end, 2 * _KEYS):
             m = gl.full([W, 8], float("-inf"), gl.float32, layout=LM)
             l = gl.zeros([W, 8], gl.float32, layout=LM)
             acc = gl.zeros([W, D, 8], gl.float32, layout=MMA)
-            for offset in range(0, gl.minimum(span, n_keys - start), BN):
+            for offset in range(pair, gl.minimum(pair + 2 * _KEYS, end), BN):
                 async_copy.wait_group(STAGES - 2)
                 k = k_ring.index(slot).load(_key_layout(W, BN, D))
                 ks = ks_ring.index(slot).load(gl.SliceLayout(1, L))
-                v = v_ring.index(slot).load(_value_layout(W, BN, D))
-                vs = vs_ring.index(slot).load(gl.SliceLayout(2, _value_layout(W, BN, D)))
+                v = v_ring.index(slot).load(LV)
+                vs = vs_ring.index(slot).load(gl.SliceLayout(2, LV))
+                ahead = offset + (STAGES - 1) * BN
                 _issue(k_ptr, ks_ptr, v_ptr, vs_ptr, k_ring.index(free), v_ring.index(free),
-                       ks_ring.index(free), vs_ring.index(free), ahead + at, span, window, n_keys,
-                       ROW, HKV, W, BN, D, MODE)  # fmt: skip
-                at += BN
-                ahead = gl.where(at == span, ahead + n_split * W * span, ahead)
-                at = gl.where(at == span, 0, at)
+                       ks_ring.index(free), vs_ring.index(free), start + ahead, span, window,
+                       gl.where(ahead < end, n_keys, 0), ROW, HKV, W, BN, D, MODE)  # fmt: skip
                 slot = gl.where(slot == STAGES - 1, 0, slot + 1)
                 free = gl.where(free == STAGES - 1, 0, free + 1)
 
                 s = _scores(qa, qb, k, ks, MMA, L, W, BN, D)
-                key = (start + offset + w3 * span + n3).to(gl.uint32)
-                end = gl.where(half == offset // _KEYS, n_keys, 0).to(gl.uint32)
-                s = gl.where(key < end[None, :, None], s, float("-inf"))
+                seen = gl.where(half == (offset - pair) // _KEYS, n_keys, 0).to(gl.uint32)
+                s = gl.where((keys + offset).to(gl.uint32) < seen[None, :, None], s, float("-inf"))
                 top = gl.maximum(m, gl.max(s, axis=2) * slope)
                 safe = gl.where(top == float("-inf"), 0.0, top)
                 p = gl.exp2(gl.fma(s, slope[:, :, None], -safe[:, :, None]))
@@ -404,8 +453,10 @@ def _attn_ring_kernel(
                 m = top
                 l = l * alpha + gl.sum(p, axis=2)
                 alpha = gl.convert_layout(alpha, gl.SliceLayout(1, MMA))
-                p = gl.convert_layout(gl.permute(p.to(gl.float16), [0, 2, 1]), gl.DotOperandLayout(1, MMA, 2))
+                p = gl.permute(p.to(gl.float16), [0, 2, 1])
+                p = gl.convert_layout(p, gl.DotOperandLayout(1, MMA, 2))
                 acc = mma_v2(_values(v, vs, MMA, W, BN, D), p, acc * alpha[:, None, :])
-            _write(m, l, acc, state_ptr + head * n_rows * 2, acc_ptr + head * n_rows * D, group, n_rows,
-                   n_groups, n_heads, W, D)  # fmt: skip
+            _push(m, l, acc, pair // (2 * _KEYS), pair + 2 * _KEYS >= end, state_ptr, acc_ptr,
+                  split * W, (n_split + split) * W, n_split * W, n_rows, n_heads,
+                  n_groups - split * W, W, D)  # fmt: skip
         async_copy.wait_group(0)

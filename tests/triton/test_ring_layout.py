@@ -65,13 +65,14 @@ def combine(state, acc, firsts, positions, streams):
     """What `combine` makes of the partials."""
     out = np.empty(acc.shape[:2] + acc.shape[3:], np.float32)
     for i, (first, pos) in enumerate(zip(firsts, positions, strict=True)):
-        lo, hi = first // PARTITION, pos // PARTITION
-        g = 1 if hi - lo < streams else 2
-        n = hi // g - lo // g + 1
-        assert np.isnan(state[i, :, n:]).all()  # nobody else wrote
+        keys = PARTITION
+        while pos // keys - first // keys >= streams:
+            keys *= 2
+        lo, n = first // keys, pos // keys - first // keys + 1
+        assert np.isnan(state[i, :, n:streams]).all()  # nobody else wrote
         for head in range(acc.shape[1]):
             rows = [(*state[i, head, r], acc[i, head, r]) for r in range(n)]
-            _, total, mixed = join([None] * (lo // g) + rows)
+            _, total, mixed = join([None] * lo + rows)
             out[i, head] = mixed / total
     return out
 
@@ -127,10 +128,10 @@ def test_attention(d, group, mode, width):
     if group == 4:
         q[0, 1] = 0
     outs = []
-    for n_split in (1, 5):
-        state, acc = run(q, k, v, positions, window, width, n_split)
-        outs.append(combine(state, acc, firsts, positions, 2 * n_split))
-    assert np.array_equal(*outs)
+    for n_split, W in ((1, 1), (1, 2), (5, 2)):
+        state, acc = run(q, k, v, positions, window, width, n_split, W)
+        outs.append(combine(state, acc, firsts, positions, W * n_split))
+    assert np.array_equal(outs[0], outs[2]) and np.array_equal(outs[1], outs[2])
     assert np.abs(outs[0] - expected(q, k, v, cells)).max() < 2e-3
 
 
