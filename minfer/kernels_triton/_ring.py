@@ -14,16 +14,23 @@ The 8 columns of the values' accumulator are (half, head): the two partitions of
 of the half that a tile is not in sees no key of it, which is exactly neutral.
 """
 
-import triton
+from functools import cache
+
+import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from minfer.kernels_triton import _gather
+from minfer.kernels_triton._call import Call
+from minfer.kernels_triton._softmax import combine
+from minfer.ops import Config
 from minfer.window import PARTITION
 
 HEADS = 4  # query heads of a KV head that one program serves
+WARPS = 12  # on a multiprocessor at once
+REGISTERS = 168  # a thread may have, so that they fit
 DIGITS = 127 * 256 + 127  # largest 256 * hi + lo of two signed digits
 _KEYS: tl.constexpr = tl.constexpr(PARTITION)
 _HEADS: tl.constexpr = tl.constexpr(HEADS)
@@ -460,3 +467,53 @@ def _attn_ring_kernel(
                   split * W, (n_split + split) * W, n_split * W, n_rows, n_heads,
                   n_groups - split * W, W, D)  # fmt: skip
         async_copy.wait_group(0)
+
+
+@cache
+def _n_streams(device: torch.device) -> int:
+    """Warps that a GPU holds at once."""
+    return WARPS * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def attend_ring(call: Call, config: Config) -> torch.Tensor:
+    """Run `ring` on a checked call over q8_0 cells; f32 [n_q, n_head, d]."""
+    out, warps = call.empty_out(), config["warps"]
+    if not call.n_q:
+        return out
+    (codes, scales), (v_codes, v_scales) = call.k.arrays, call.v.arrays
+    word = torch.int64 if call.head_dim == 128 else torch.int32  # of a head's scales
+    units = call.n_q * call.n_head_kv * -(-call.group // HEADS)
+    n_split = max(1, _n_streams(call.q.device) * config["waves"] // (units * warps))
+    streams = n_split * warps
+    # a group's pairs of partitions, at most; one spare row for each level of their tree
+    pairs = call.max_keys // (2 * PARTITION * streams) + 1
+    n_rows = streams * (2 + pairs.bit_length())
+    state = call.q.new_empty((call.n_q, call.n_head, n_rows, 2))
+    acc = call.q.new_empty((call.n_q, call.n_head, n_rows, call.head_dim))
+    _attn_ring_kernel[(units * n_split,)](
+        call.q,
+        codes.view(torch.int32),
+        scales.view(word),
+        v_codes.view(torch.int32),
+        v_scales.view(word),
+        call.positions,
+        call.positions if call.window is None else call.window,
+        state,
+        acc,
+        call.width,
+        call.factor,
+        n_split,
+        n_rows,
+        HKV=call.n_head_kv,
+        GROUP=call.group,
+        D=call.head_dim,
+        MODE=call.mode,
+        W=warps,
+        BN=config["block_n"],
+        STAGES=config["stages"],
+        num_warps=warps,
+        maxnreg=REGISTERS,
+        enable_fp_fusion=False,
+    )
+    combine(call, state, acc, out, streams)
+    return out
