@@ -1,8 +1,8 @@
 """`ring`: decode over q8_0 cells in Gluon; every warp streams its own keys through shared memory.
 
-A program serves one (query, KV head), W warps of it W streams that never meet: a warp takes
-groups of one or two partitions of 256 keys, copies their tiles of BN keys asynchronously into a
-ring of STAGES slots, and writes one partial (m, l, acc) a group. `combine` joins them.
+A program serves one (query, KV head). Its W warps are W streams that never meet: each takes one
+aligned group of partitions of 256 keys, copies tiles of BN keys asynchronously into a ring of
+STAGES slots, and writes the state of the group, which `combine` joins with the others.
 
 Scores are exact int8 products. The 16 rows of an MMA are (digit, block, head): a query head is
 16-bit fixed point, 256 * hi + lo, and a row is zero outside the 32-element blocks of its parity,
@@ -10,43 +10,32 @@ so that one product keeps the scales of two blocks apart. Values are decoded to 
 Which element of a head a lane holds is free as long as both operands agree; layouts are chosen so
 that a lane reads 16 neighbouring bytes of K, and D/8 of V, and nothing moves between lanes.
 
-The 8 columns of the values' accumulator are (half, head): the two partitions of a group. A row
-of the half that a tile is not in sees no key of it, which is exactly neutral.
+The 8 columns of the values' accumulator are (half, head): it holds two partitions. A row of the
+half that a tile is not in sees no key of it, which is exactly neutral.
 """
 
-from functools import cache
-
 import torch
+import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from minfer.kernels_triton import _gather
+from minfer.kernels_triton import _gather, _softmax
+from minfer.kernels_triton._arguments import multiprocessors
 from minfer.kernels_triton._call import Call
-from minfer.kernels_triton._softmax import combine
 from minfer.ops import Config
-from minfer.window import PARTITION
 
-HEADS = 4  # query heads of a KV head that one program serves
-WARPS = 12  # on a multiprocessor at once
+WARPS = 12  # that a multiprocessor holds
 REGISTERS = 168  # a thread may have, so that they fit
-DIGITS = 127 * 256 + 127  # largest 256 * hi + lo of two signed digits
-_KEYS: tl.constexpr = tl.constexpr(PARTITION)
-_HEADS: tl.constexpr = tl.constexpr(HEADS)
-_DIGITS: tl.constexpr = tl.constexpr(DIGITS)
+HEADS = tl.constexpr(4)  # query heads of a KV head that one program serves
+DIGITS = tl.constexpr(127 * 256 + 127)  # the largest 256 * hi + lo of two signed digits
+PARTITION = _softmax.PARTITION
+LARGEST = tl.constexpr(1 << 22)  # partitions of a group: no limit
 
 query_window = gluon.jit(_gather.query_window.fn)
 cell_of = gluon.jit(_gather.cell_of.fn)
-
-
-@gluon.jit
-def group_keys(first, pos, n):
-    """Keys of the smallest aligned power-of-two group of partitions of which `n` hold a window."""
-    keys = first * 0 + _KEYS
-    while pos // keys - first // keys >= n:
-        keys *= 2
-    return keys
+group_size = gluon.jit(_softmax.group_size.fn)
 
 
 @gluon.constexpr_function
@@ -353,11 +342,11 @@ def _query(q_ptr, n_heads, factor, MMA: gl.constexpr, LM: gl.constexpr, W: gl.co
     amax = gl.max(gl.maximum(gl.abs(a), gl.abs(b)), axis=2)
     damage = gl.sum((a - a) + (b - b), axis=2)  # NaN if something is not finite, else 0
     amax = gl.maximum(amax, 1e-30)
-    slope = gl.maximum(amax * (1.0 / _DIGITS) * factor, 1e-37) + damage
+    slope = gl.maximum(amax * (1.0 / DIGITS) * factor, 1e-37) + damage
     slope = gl.convert_layout(slope, gl.SliceLayout(2, MMA))
     slope, _ = gl.split(gl.permute(gl.reshape(slope, [W, 2, 8]), [0, 2, 1]))
     return (
-        _digits(a, _DIGITS / amax, L), _digits(b, _DIGITS / amax, L), gl.convert_layout(slope, LM)
+        _digits(a, DIGITS / amax, L), _digits(b, DIGITS / amax, L), gl.convert_layout(slope, LM)
     )  # fmt: skip
 
 
@@ -381,7 +370,7 @@ def _attn_ring_kernel(
     q f32 [n_q, n_head, D]; codes as int32 [n_cells, HKV * D/4]; scales of a head as one int32 or
     int64 [n_cells, HKV]; state f32 [n_q, n_head, n_rows, 2], acc f32 [n_q, n_head, n_rows, D].
     """
-    PACKS: gl.constexpr = (GROUP + _HEADS - 1) // _HEADS
+    PACKS: gl.constexpr = (GROUP + HEADS - 1) // HEADS
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[W, 1, 1], instr_shape=[1, 16, 8]
     )
@@ -400,12 +389,13 @@ def _attn_ring_kernel(
     # keys are counted from the first one seen
     window = (e0 - first, e1 - first, e2 - first, b0 + first, b1 + first, b2 + first, b3 + first)
     n_keys = pos + 1 - first
-    span = group_keys(first, pos, n_split * W)
+    p_first, p_last = first // PARTITION, pos // PARTITION
+    span = group_size(p_first, p_last, n_split * W, LARGEST) * PARTITION  # keys of a group
     n_groups = pos // span - first // span + 1
     start = (first // span + split * W) * span - first
     if split * W < n_groups:
-        n_heads = gl.minimum(GROUP - pack * _HEADS, _HEADS)
-        head = (query * HKV + kv).to(gl.int64) * GROUP + pack * _HEADS
+        n_heads = gl.minimum(GROUP - pack * HEADS, HEADS)
+        head = (query * HKV + kv).to(gl.int64) * GROUP + pack * HEADS
         qa, qb, slope = _query(q_ptr + head * D, n_heads, factor, MMA, LM, W, D)
         state_ptr += head * n_rows * 2
         acc_ptr += head * n_rows * D
@@ -433,11 +423,11 @@ def _attn_ring_kernel(
         n = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
         keys = start + w * span + n
 
-        for pair in range(0, end, 2 * _KEYS):
+        for pair in range(0, end, 2 * PARTITION):
             m = gl.full([W, 8], float("-inf"), gl.float32, layout=LM)
             l = gl.zeros([W, 8], gl.float32, layout=LM)
             acc = gl.zeros([W, D, 8], gl.float32, layout=MMA)
-            for offset in range(pair, gl.minimum(pair + 2 * _KEYS, end), BN):
+            for offset in range(pair, gl.minimum(pair + 2 * PARTITION, end), BN):
                 async_copy.wait_group(STAGES - 2)
                 k = k_ring.index(slot).load(_key_layout(W, BN, D))
                 ks = ks_ring.index(slot).load(gl.SliceLayout(1, L))
@@ -451,7 +441,7 @@ def _attn_ring_kernel(
                 free = gl.where(free == STAGES - 1, 0, free + 1)
 
                 s = _scores(qa, qb, k, ks, MMA, L, W, BN, D)
-                seen = gl.where(half == (offset - pair) // _KEYS, n_keys, 0).to(gl.uint32)
+                seen = gl.where(half == (offset - pair) // PARTITION, n_keys, 0).to(gl.uint32)
                 s = gl.where((keys + offset).to(gl.uint32) < seen[None, :, None], s, float("-inf"))
                 top = gl.maximum(m, gl.max(s, axis=2) * slope)
                 safe = gl.where(top == float("-inf"), 0.0, top)
@@ -463,47 +453,35 @@ def _attn_ring_kernel(
                 p = gl.permute(p.to(gl.float16), [0, 2, 1])
                 p = gl.convert_layout(p, gl.DotOperandLayout(1, MMA, 2))
                 acc = mma_v2(_values(v, vs, MMA, W, BN, D), p, acc * alpha[:, None, :])
-            _push(m, l, acc, pair // (2 * _KEYS), pair + 2 * _KEYS >= end, state_ptr, acc_ptr,
+            _push(m, l, acc, pair // (2 * PARTITION), pair + 2 * PARTITION >= end, state_ptr, acc_ptr,
                   split * W, (n_split + split) * W, n_split * W, n_rows, n_heads,
                   n_groups - split * W, W, D)  # fmt: skip
         async_copy.wait_group(0)
 
 
-@cache
-def _n_streams(device: torch.device) -> int:
-    """Warps that a GPU holds at once."""
-    return WARPS * torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def attend_ring(call: Call, config: Config) -> torch.Tensor:
-    """Run `ring` on a checked call over q8_0 cells; f32 [n_q, n_head, d]."""
-    out, warps = call.empty_out(), config["warps"]
+    """Run `ring` on a checked call over q8_0 cells; float32 [n_q, n_head, d]."""
     if not call.n_q:
-        return out
-    (codes, scales), (v_codes, v_scales) = call.k.arrays, call.v.arrays
-    word = torch.int64 if call.head_dim == 128 else torch.int32  # of a head's scales
-    units = call.n_q * call.n_head_kv * -(-call.group // HEADS)
-    n_split = max(1, _n_streams(call.q.device) * config["waves"] // (units * warps))
-    streams = n_split * warps
-    # a group's pairs of partitions, at most; one spare row for each level of their tree
-    pairs = call.max_keys // (2 * PARTITION * streams) + 1
-    n_rows = streams * (2 + pairs.bit_length())
-    state = call.q.new_empty((call.n_q, call.n_head, n_rows, 2))
-    acc = call.q.new_empty((call.n_q, call.n_head, n_rows, call.head_dim))
-    _attn_ring_kernel[(units * n_split,)](
+        return call.empty_out()
+    warps, heads = config["warps"], call.n_head_kv * triton.cdiv(call.group, HEADS.value)
+    room = _room(call, heads, warps, config["waves"])
+    word = torch.int64 if call.head_dim == 128 else torch.int32  # the scales of a head's row
+    (k, k_scales), (v, v_scales) = call.planes(call.k), call.planes(call.v)
+    n_split = room.n_splits // warps
+    _attn_ring_kernel[(call.n_q * heads * n_split,)](
         call.q,
-        codes.view(torch.int32),
-        scales.view(word),
-        v_codes.view(torch.int32),
+        k.view(torch.int32),
+        k_scales.view(word),
+        v.view(torch.int32),
         v_scales.view(word),
         call.positions,
-        call.positions if call.window is None else call.window,
-        state,
-        acc,
+        call.window_or_positions,
+        room.states,
+        room.accs,
         call.width,
         call.factor,
         n_split,
-        n_rows,
+        room.n_groups,
         HKV=call.n_head_kv,
         GROUP=call.group,
         D=call.head_dim,
@@ -515,5 +493,18 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         maxnreg=REGISTERS,
         enable_fp_fusion=False,
     )
-    combine(call, state, acc, out, streams)
-    return out
+    return _softmax.combine(call, room, 1.0)
+
+
+def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
+    """Rows for the states of all streams, and for the pairs that wait inside a group.
+
+    There are as many streams as run at once, `waves` times.
+    """
+    fitting = waves * WARPS * multiprocessors() // (call.n_q * heads * warps)
+    streams = warps * max(1, min(fitting, triton.cdiv(call.most_partitions, warps)))
+    largest = triton.next_power_of_2(triton.cdiv(call.most_partitions, streams - 1))
+    n_rows = streams * max(1, largest.bit_length() - 1)
+    shape = (call.n_q, call.n_head, n_rows)
+    states, accs = call.q.new_empty((*shape, 2)), call.q.new_empty((*shape, call.head_dim))
+    return _softmax.Partials(states, accs, n_rows, streams, LARGEST.value)

@@ -168,6 +168,7 @@ class Partials(NamedTuple):
     accs: torch.Tensor  # float32 [n_q, n_head, n_groups, d]
     n_groups: int
     n_splits: int
+    largest: int = LARGEST  # partitions of a group
 
 
 def partials(call: Call, n_splits: int) -> Partials:
@@ -209,7 +210,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         D=call.head_dim,
         BLOCK_D=triton.next_power_of_2(call.head_dim),
         MODE=call.mode,
-        LARGEST=LARGEST,
+        LARGEST=given.largest,
         CHUNK=CHUNK,
         LEVELS=LEVELS,
         num_warps=4,

@@ -1,18 +1,18 @@
 """A Gluon kernel run program by program in numpy: values as on a GPU, layouts ignored.
 
-Gluon has no interpreter. The source of a kernel file is executed with numpy arrays for tensors
-and a plain copy for an asynchronous one, so indices, reshapes, masks and loops are tested without
-a GPU. What it cannot see are layouts, races and the compiler.
+Gluon has no interpreter. The Python functions of a kernel run with numpy arrays for tensors and a
+plain copy for an asynchronous one, so indices, reshapes, masks and loops are tested without a GPU.
+What it cannot see are layouts, races and the compiler.
 """
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from triton.language import constexpr
+from triton.runtime.jit import ConstexprFunction
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint32", "float16", "float32")
 
@@ -144,33 +144,28 @@ def language(program: int, n_warps: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def functions(path: Path, names: dict[str, Any]) -> dict[str, Any]:
-    """The functions of a kernel file, its imports replaced by `names`."""
-    source = re.sub(r"^(import|from) .*\n", "", path.read_text(), flags=re.M)
-    space = dict(names)
-    exec(compile(source, str(path), "exec"), space)
-    return space
-
-
-def kernels(program: int, n_warps: int, folder: Path, **constants: Any) -> dict[str, Any]:
-    """`_ring.py` of `folder` for one program, over `_gather.py` beside it."""
-
-    def jit(function: Any = None, **_: Any) -> Any:
-        return jit if function is None else function
-
+def kernel(jitted: Any, program: int, n_warps: int) -> Any:
+    """A jitted kernel as a Python function that runs one program."""
     gl = language(program, n_warps)
-    gathered = functions(folder / "_gather.py", {"tl": gl, "triton": SimpleNamespace(jit=jit)})
     copying = SimpleNamespace(
         async_copy_global_to_shared=copy, commit_group=lambda: None, wait_group=lambda n: None
     )
-    names = {
-        "gl": gl,
-        "tl": gl,
-        "gluon": SimpleNamespace(jit=jit, constexpr_function=jit),
-        "mma_v2": mma,
-        "async_copy": copying,
-        "_gather": SimpleNamespace(
-            **{n: SimpleNamespace(fn=f) for n, f in gathered.items() if callable(f)}
-        ),
-    }
-    return functions(folder / "_ring.py", names | constants)
+    replaced = {"gl": gl, "tl": gl, "mma_v2": mma, "async_copy": copying}
+    return _function(jitted, replaced, {})
+
+
+def _function(jitted: Any, replaced: dict[str, Any], spaces: dict[int, Any]) -> Any:
+    """The function of a jitted one, with the names it uses replaced, here and in what it calls."""
+    function = jitted.fn
+    space = spaces.setdefault(id(function.__globals__), {})
+    if not space:
+        space.update(function.__globals__)
+        for name, value in function.__globals__.items():
+            if isinstance(value, ConstexprFunction):
+                space[name] = lambda *_: None  # a layout
+            elif isinstance(value, constexpr):
+                space[name] = value.value
+            elif hasattr(value, "fn"):
+                space[name] = _function(value, replaced, spaces)
+        space.update(replaced)
+    return FunctionType(function.__code__, space, function.__name__, function.__defaults__)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from gluon_in_numpy import Pointer, kernels
+from gluon_in_numpy import Pointer, kernel
 
-import minfer
+from minfer.kernels_triton._ring import _attn_ring_kernel
 from minfer.window import PARTITION
 
-FOLDER = Path(minfer.__file__).parent / "kernels_triton"
 HEADS_KV = 2
 
 
@@ -40,8 +37,9 @@ def run(q, k, v, positions, window, width, n_split, W=2, BN=16, STAGES=3):
     pointers += [Pointer(state.reshape(-1)), Pointer(acc.reshape(-1))]
     factor = np.float32(np.log2(np.e) / np.sqrt(d))
     for program in range(n_q * n_split * HEADS_KV * -(-group // 4)):
-        kernel = kernels(program, W, FOLDER, PARTITION=PARTITION)["_attn_ring_kernel"]
-        kernel(*pointers, width, factor, n_split, rows, HEADS_KV, group, d, mode, W, BN, STAGES)
+        run_program = kernel(_attn_ring_kernel, program, W)
+        sizes = (HEADS_KV, group, d, mode, W, BN, STAGES)
+        run_program(*pointers, width, factor, n_split, rows, *sizes)
     return state, acc
 
 
