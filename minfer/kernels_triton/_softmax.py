@@ -69,10 +69,10 @@ def group_size(p_first, p_last, n_splits, LARGEST: tl.constexpr):
 def _tree(m, l, acc, factor, N: tl.constexpr, BLOCK_D: tl.constexpr):
     """N states, an aligned group of a power of two, as one: m, l [1], acc [1, d]."""
     for level in tl.static_range(N.bit_length() - 1):
-        n: tl.constexpr = N >> (level + 1)
-        m_a, m_b = tl.split(tl.reshape(m, [n, 2]))
-        l_a, l_b = tl.split(tl.reshape(l, [n, 2]))
-        acc_a, acc_b = tl.split(tl.permute(tl.reshape(acc, [n, 2, BLOCK_D]), [0, 2, 1]))
+        m_a, m_b = tl.split(tl.reshape(m, [N >> (level + 1), 2]))
+        l_a, l_b = tl.split(tl.reshape(l, [N >> (level + 1), 2]))
+        pairs = tl.reshape(acc, [N >> (level + 1), 2, BLOCK_D])
+        acc_a, acc_b = tl.split(tl.permute(pairs, [0, 2, 1]))
         m, l, acc = join(m_a, l_a, acc_a, m_b, l_b, acc_b, factor)
     return m, l, acc
 
@@ -178,6 +178,7 @@ class Partials(NamedTuple):
     accs: torch.Tensor  # float32 [n_q, n_head, n_groups, d]
     n_groups: int
     n_splits: int
+    largest: int = LARGEST  # partitions of a group
 
 
 def partials(call: Call, n_splits: int) -> Partials:
@@ -219,7 +220,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         D=call.head_dim,
         BLOCK_D=triton.next_power_of_2(call.head_dim),
         MODE=call.mode,
-        LARGEST=LARGEST,
+        LARGEST=given.largest,
         CHUNK=CHUNK,
         LEVELS=LEVELS,
         num_warps=4,
