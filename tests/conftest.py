@@ -9,14 +9,30 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import under_test
 from tiny_models import write_tiny_gguf
 
-from minfer import cli, kernels_numba, registry, settings
+from minfer import cli, registry, settings
 from minfer.device import BACKENDS, Backend, Device, DeviceKind
 from minfer.pull import model_path
 
 # Their assertions show values too.
-pytest.register_assert_rewrite("cell_tables", "stores", "refusals", "errors_allowed")
+pytest.register_assert_rewrite(
+    "attention_oracle", "cell_tables", "errors_allowed", "refusals", "stores"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--on cuda`: whose kernels tests/kernels runs. Nothing else is imported for them."""
+    names = [kind.label for kind in DeviceKind]
+    parser.addoption(
+        "--on", choices=names, default="cpu", help="the device under test: %(choices)s"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Test modules list the variants of the device as they are imported."""
+    under_test.device = config.getoption("--on")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +50,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def causal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device has the CPU's kernels, in a package that says it reads no spans."""
+    from minfer import kernels_numba
+
     fake = ModuleType("causal_only")
     vars(fake).update(vars(kernels_numba), SUPPORTS_ATTN_SPAN=False)
     monkeypatch.setattr(Device, "package", lambda device: fake)

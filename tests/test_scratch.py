@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_kernels import config, find, launch
+from under_test import attend, config_of, find, same_bits
 
 from minfer import cases, reference
 from minfer.format import Floats, Int32, KvFormat, Region
@@ -42,13 +42,13 @@ def seen(inputs: cases.Inputs) -> Int32:
 @pytest.mark.parametrize("case", CASES)
 def test_it_has_the_bits_of_flash_over_decoded_cells(case: cases.Case) -> None:
     inputs = cases.make(case, KvFormat.Q8_0)
-    out = launch(find(inputs.op, "scratch"), inputs)
+    out = attend(find(inputs.op, "scratch"), inputs)
     q, k, v, positions, array, tiles = inputs.tensors(32)
     flash = find(inputs.op, "flash")
     tensors = (q, decoded(k), decoded(v), positions, array, tiles)
     scalars = {**inputs.scalars, "fmt": KvFormat.F32}
-    expected = flash.launch(*tensors, **scalars, config=config(flash))
-    assert np.array_equal(out.view(np.int32), expected.view(np.int32))
+    expected = flash.launch(*tensors, **scalars, config=config_of(flash))
+    assert same_bits(out, expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -63,7 +63,7 @@ def test_every_cell_that_is_seen_is_decoded_once_and_no_other(
 
     monkeypatch.setattr(_scratch, "load_cells", spy)
     inputs = cases.make(case, KvFormat.Q8_0)
-    launch(find(inputs.op, "scratch"), inputs)
+    attend(find(inputs.op, "scratch"), inputs)
     assert len(asked) == 2  # K, then V
     for cells in asked:
         assert np.array_equal(cells, seen(inputs))
@@ -85,7 +85,7 @@ def test_sequences_that_read_the_same_cells_share_their_rows() -> None:
     variant = find("attn_map", "scratch")
     out = variant.launch(
         q, *regions, positions, runs, tiles,
-        fmt=KvFormat.Q8_0, scale=0.2, width=0, config=config(variant),
+        fmt=KvFormat.Q8_0, scale=0.2, width=0, config=config_of(variant),
     )  # fmt: skip
     exact = reference.attn_map(
         q, *regions, positions, runs, tiles, fmt=KvFormat.Q8_0, scale=0.2, width=0

@@ -5,7 +5,14 @@ q8_0 functions, products with a q8_0 weight, moves and maps of cells are bit ora
 canonical bytes, everything else is float64.
 """
 
-from minfer.reference.attention import attention, attn_map, attn_window, round_query, runs_of
+from minfer.reference.attention import (
+    attention,
+    attn_map,
+    attn_window,
+    round_query,
+    rounded_weights_error,
+    runs_of,
+)
 from minfer.reference.cells import map_q8_0_cells, move_cells, qkv_rope_store, store_cells
 from minfer.reference.codec import (
     F16_NAN,
@@ -50,6 +57,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "round_query",
+    "rounded_weights_error",
     "runs_of",
     "scale",
     "silu_mul",

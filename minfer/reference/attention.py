@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minfer.format import Floats, Int32, KvFormat, Region
-from minfer.ops import Config
-from minfer.reference.codec import decode_rows, dequantize_q8_0, quantize_q8_0
+from minfer.ops import Config, Numerics
+from minfer.reference.codec import decode_rows
+from minfer.reference.rounding import rounded, weight_error
 
 Doubles = NDArray[np.float64]
+EXACT = Numerics("f32", "f32", "f32", "f32", "f32")
 
 
 def attn_window(
@@ -69,30 +72,83 @@ def attention(
     scale: float,
     width: int,
     dtype: Any = np.float64,
+    numerics: Numerics = EXACT,
 ) -> Any:
     """softmax(scale * q @ K.T) @ V over each query's own cells, every step in `dtype`.
 
-    K and V are decoded exactly. A variant that rounds the query is compared with this function of
-    `round_query(q)`; float32 here shows what error the format of the arithmetic alone makes.
+    Query, K and V are rounded where `numerics` says so, once they are decoded exactly; float32
+    here shows what error the format of the arithmetic alone makes.
     """
-    n_q, n_head, d = q.shape
-    group = n_head // k.n_head_kv
+    how: dict[str, Any] = {"fmt": fmt, "scale": scale, "width": width, "dtype": dtype}
     out = np.empty(q.shape, dtype)
-    for i in range(n_q):
+    for i, (weights, values) in enumerate(_mixtures(q, k, v, positions, runs, numerics, **how)):
+        mixed = weights @ values / weights.sum(axis=2, keepdims=True)
+        out[i] = mixed.reshape(q.shape[1:])
+    return out
+
+
+def rounded_weights_error(
+    q: Floats,
+    k: Region,
+    v: Region,
+    positions: Int32,
+    runs: Int32,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    numerics: Numerics,
+) -> Doubles:
+    """What weights rounded to `numerics.prob` can do to each element of `attention`, at most.
+
+    With weights p of error e(p), out = sum p v / l and l = sum p of the weights before they are
+    rounded: |error| <= sum e(p) |v| / l. The kernel's own p is off by some f32 roundings, which
+    moves the bound itself by less than one part in 1000.
+    """
+    out = np.zeros(q.shape)
+    if numerics.prob == "f32":
+        return out
+    how: dict[str, Any] = {"fmt": fmt, "scale": scale, "width": width, "dtype": np.float64}
+    for i, (weights, values) in enumerate(_mixtures(q, k, v, positions, runs, numerics, **how)):
+        moved = weight_error(weights, numerics.prob) @ np.abs(values)
+        out[i] = (moved / weights.sum(axis=2, keepdims=True)).reshape(q.shape[1:])
+    return 1.001 * out
+
+
+def _mixtures(
+    q: Floats,
+    k: Region,
+    v: Region,
+    positions: Int32,
+    runs: Int32,
+    numerics: Numerics,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    dtype: Any,
+) -> Iterator[tuple[Any, Any]]:
+    """Of each query: weights [n_head_kv, group, n], the largest 1, and values [n_head_kv, n, d]."""
+    _, n_head, d = q.shape
+    group = n_head // k.n_head_kv
+    queries = round_query(q, numerics.query)
+    for i, query in enumerate(queries):
         cells = seen_cells(runs[i], int(positions[i]), width)
         keys, values = (
-            decode_rows(region.arrays[0][cells], fmt, region.row_elems)
+            rounded(decode_rows(region.arrays[0][cells], fmt, region.row_elems), how)
             .reshape(len(cells), region.n_head_kv, d)
             .transpose(1, 0, 2)
             .astype(dtype)
-            for region in (k, v)
+            for region, how in ((k, _narrow(numerics.key)), (v, _narrow(numerics.value)))
         )  # [n_head_kv, n, d]
-        query = q[i].reshape(k.n_head_kv, group, d).astype(dtype)
-        scores = query @ keys.transpose(0, 2, 1) * dtype(scale)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        mixed = weights @ values / weights.sum(axis=2, keepdims=True)
-        out[i] = mixed.reshape(n_head, d)
-    return out
+        heads = query.reshape(k.n_head_kv, group, d).astype(dtype)
+        scores = heads @ keys.transpose(0, 2, 1) * dtype(scale)
+        yield np.exp(scores - scores.max(axis=2, keepdims=True)), values
+
+
+def _narrow(decoded: str) -> str:
+    """How decoded values are rounded: not at all, where they stay as exact as their cells are."""
+    return decoded if decoded in ("f16", "bf16") else "f32"
 
 
 def seen_cells(runs: Int32, pos: int, width: int) -> NDArray[np.int64]:
@@ -105,10 +161,5 @@ def seen_cells(runs: Int32, pos: int, width: int) -> NDArray[np.int64]:
 
 
 def round_query(q: Floats, rounding: str) -> Floats:
-    """q as a variant with that query numerics sees it: q8_0 by contract 4.1, f32 as it is."""
-    if rounding == "f32":
-        return q
-    if rounding != "q8_0":
-        raise ValueError(f"no oracle rounds the query to {rounding}")
-    d = q.shape[-1]
-    return dequantize_q8_0(quantize_q8_0(q.reshape(-1, d)), n=d).reshape(q.shape)
+    """q, or the rows of a product, as a variant with that query numerics sees it."""
+    return rounded(q, rounding)

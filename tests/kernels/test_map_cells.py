@@ -7,26 +7,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+from under_test import (
+    arranged,
+    canonical,
+    config_of,
+    configs_of,
+    interpreted,
+    launch,
+    op,
+    variants,
+)
 
-from minfer import kernels_numba as backend
-from minfer import reference, registry
+from minfer import reference
 from minfer.cases import TURN_CASES, TurnCase, any_bytes, turn_inputs
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
-from minfer.kernels_numba.cells import store_cells_rows
-from minfer.kernels_numba.dense import rope_rows
+from minfer.format import BLOCK_BYTES, KvFormat, Region
 from minfer.ops import HALF, INTERLEAVED, PAIRINGS, Variant
 
-ONE = {"threads": 1}
-VARIANTS = registry.variants("map_q8_0_cells", "cpu")
+VARIANTS = variants("map_q8_0_cells")
 MATRIX = [
-    pytest.param(v, case, id=f"{v.name}-{case.name}") for v in VARIANTS for case in TURN_CASES
+    pytest.param(v, case, id=f"{v.name}-{case.name}")
+    for v in VARIANTS
+    for case in TURN_CASES
+    if not interpreted() or len(case.cells) < 100
 ]
+turn = op("map_q8_0_cells")
 
 
-def launch(variant: Variant, threads: int, *tensors: Any, pairing: str) -> Region:
-    turned: Region = variant.launch(*tensors, pairing=pairing, config={"threads": threads})
-    return turned
+def rows_in(region: Region, cells: Any) -> Any:
+    """The rows of a canonical region, decoded: f32 [n, n_head_kv, d]."""
+    decoded = reference.decode_rows(region.arrays[0][cells], region.fmt, region.row_elems)
+    return decoded.reshape(len(cells), region.n_head_kv, region.head_dim)
 
 
 @pytest.mark.parametrize(("variant", "case"), MATRIX)
@@ -34,10 +45,9 @@ def test_bytes_are_those_of_the_oracle(variant: Variant, case: TurnCase) -> None
     region, cells, cos, sin = turn_inputs(case)
     before = region.arrays[0].copy()
     wanted = reference.map_q8_0_cells(deepcopy(region), cells, cos, sin, pairing=case.pairing)
-    for threads in (1, 2, 5):
-        given = deepcopy(region)
-        turned = launch(variant, threads, given, cells, cos, sin, pairing=case.pairing)
-        assert turned is given and (turned.arrays[0] == wanted.arrays[0]).all()
+    for config in configs_of(variant):
+        turned = launch(variant, region, cells, cos, sin, pairing=case.pairing, config=config)
+        assert (turned.arrays[0] == wanted.arrays[0]).all()
     others = np.delete(np.arange(case.n_cells), cells)
     assert (wanted.arrays[0][others] == before[others]).all()
     if case.n_rot and len(cells):
@@ -47,32 +57,30 @@ def test_bytes_are_those_of_the_oracle(variant: Variant, case: TurnCase) -> None
 @pytest.mark.parametrize(("variant", "case"), MATRIX)
 def test_a_turn_is_decode_then_rope_then_store(variant: Variant, case: TurnCase) -> None:
     region, cells, cos, sin = turn_inputs(case)
-    wanted = deepcopy(region)
-    rows, at = backend.decode_cells(wanted, cells), np.zeros(len(cells), np.int32)
-    rotated = rope_rows(rows, at, cos, sin, pairing=case.pairing, config=ONE)
-    store_cells_rows(wanted, rotated, cells, fmt=KvFormat.Q8_0, config=ONE)
-    launch(variant, 1, region, cells, cos, sin, pairing=case.pairing)
-    assert (region.arrays[0] == wanted.arrays[0]).all()
+    at = np.zeros(len(cells), np.int32)
+    rotated = op("rope")(rows_in(region, cells), at, cos, sin, pairing=case.pairing)
+    wanted = op("store_cells", KvFormat.Q8_0)(region, rotated, cells, fmt=KvFormat.Q8_0)
+    turned = launch(variant, region, cells, cos, sin, pairing=case.pairing)
+    assert (turned.arrays[0] == wanted.arrays[0]).all()
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_a_row_moves_by_its_rotation_and_one_rounding(pairing: str) -> None:
     """Half a code of every block, and what lies past n_rot keeps its bytes."""
     case = TurnCase("near", 2, 64, 32, pairing, tuple(range(40)), 40)
-    rows = np.random.default_rng(0).standard_normal((40, 2, 64)).astype(np.float32)
-    region = backend.empty_region(KvFormat.Q8_0, 40, 2, 64)
+    rows = np.random.default_rng(0).standard_normal((40, 128)).astype(np.float32)
     cells = np.arange(40, dtype=np.int32)
-    store_cells_rows(region, rows, cells, fmt=KvFormat.Q8_0, config=ONE)
-    held, bytes_before = backend.decode_cells(region, cells), region.arrays[0].copy()
+    region = Region(KvFormat.Q8_0, "canonical", 2, 64, (reference.quantize_q8_0(rows),))
+    held = rows_in(region, cells)
     _, _, cos, sin = turn_inputs(case)
     exact = reference.rope(held, np.zeros(40, np.int32), cos, sin, pairing=pairing)
-    launch(VARIANTS[0], 1, region, cells, cos, sin, pairing=pairing)
-    found = backend.decode_cells(region, cells)
+    turned = turn(region, cells, cos, sin, pairing=pairing)
+    found = rows_in(turned, cells)
     largest = np.abs(exact).reshape(40, 2, 2, 32).max(axis=3).repeat(32, axis=2).reshape(40, 2, 64)
     assert (np.abs(found - exact) <= 0.57 * largest / 127).all()
     assert np.abs(found - held).max() > 0.1
-    blocks = region.arrays[0][:, :136].reshape(40, 2, 2, 34)
-    assert (blocks[:, :, 1] == bytes_before[:, :136].reshape(40, 2, 2, 34)[:, :, 1]).all()
+    blocks, kept = (r.arrays[0][:, :136].reshape(40, 2, 2, BLOCK_BYTES) for r in (turned, region))
+    assert (blocks[:, :, 1] == kept[:, :, 1]).all()
 
 
 def one_row(codes: dict[int, int], scale: float, n: int = 64) -> Region:
@@ -96,8 +104,8 @@ def test_a_quarter_turn_swaps_a_pair_even_at_subnormal_scales(
     pairing: str, partner: int, scale: float
 ) -> None:
     region = one_row({5: 127, 20: 127, 52: 127}, scale)
-    launch(VARIANTS[0], 1, region, FIRST, *QUARTER, pairing=pairing)
-    found = backend.decode_cells(region, FIRST)[0, 0] / np.float32(scale)
+    turned = turn(region, FIRST, *QUARTER, pairing=pairing)
+    found = rows_in(turned, FIRST)[0, 0] / np.float32(scale)
     assert found[partner] == (127 if pairing == HALF else -127)
     assert found[5] == 0
 
@@ -106,15 +114,15 @@ def test_a_quarter_turn_swaps_a_pair_even_at_subnormal_scales(
 def test_damage_stays_visible_and_spreads_to_partners_only(pairing: str) -> None:
     region = one_row({5: 127, 70: 127}, 1.0, n=128)
     region.arrays[0][0, :2] = np.frombuffer(np.uint16(reference.F16_NAN).tobytes(), np.uint8)
-    launch(VARIANTS[0], 1, region, FIRST, *QUARTER, pairing=pairing)
-    found = np.isnan(backend.decode_cells(region, FIRST)[0, 0]).reshape(4, 32)
+    turned = turn(region, FIRST, *QUARTER, pairing=pairing)
+    found = np.isnan(rows_in(turned, FIRST)[0, 0]).reshape(4, 32)
     assert found.all(axis=1).tolist() == [True, pairing == HALF, False, False]
     assert found.any(axis=1).tolist() == [True, pairing == HALF, False, False]
 
 
 def test_turns_that_do_not_fit_are_refused_and_change_no_byte() -> None:
-    region = any_bytes(KvFormat.Q8_0, 6, 2, 32)
-    before = region.arrays[0].copy()
+    region = arranged(any_bytes(KvFormat.Q8_0, 6, 2, 32))
+    before = canonical(region).arrays[0]
     table, cells = np.ones((1, 16), np.float32), np.array([1, 4])
     wide, two = np.ones((1, 17), np.float32), np.ones((2, 16), np.float32)
     for rule, message, tensors, pairing in (
@@ -129,10 +137,10 @@ def test_turns_that_do_not_fit_are_refused_and_change_no_byte() -> None:
         ("10", "float64", (region, cells + 0.5, table, table), HALF),
     ):  # fmt: skip
         with pytest.raises(Refusal) as caught:
-            launch(VARIANTS[0], 1, *tensors, pairing=pairing)
+            VARIANTS[0].launch(*tensors, pairing=pairing, config=config_of(VARIANTS[0]))
         assert caught.value.rule == rule and message in caught.value.message
-    assert (region.arrays[0] == before).all()
+    assert (canonical(region).arrays[0] == before).all()
     for fmt in (KvFormat.F32, KvFormat.F16):
         other = any_bytes(fmt, 6, 2, 32)
-        with pytest.raises(Refusal, match=f"wants canonical q8_0 cells .* holds canonical {fmt}"):
-            launch(VARIANTS[0], 1, other, cells, table, table, pairing=HALF)
+        with pytest.raises(Refusal, match=f"wants .* q8_0 cells .* holds .* {fmt}"):
+            turn(other, cells, table, table, pairing=HALF, host=True)

@@ -6,28 +6,23 @@ bits, so the comparisons can fail.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from under_test import config_of, configs_of, find, launch, same_bits, variants
 
-from minfer import cases, registry, window
+from minfer import cases, window
 from minfer.cases import CAUSAL, RUNS, SPAN, Case, Rows, Spans
 from minfer.format import BLOCK, KvFormat
-from minfer.ops import DECODE, PREFILL, Variant
+from minfer.ops import DECODE, PREFILL
 from minfer.window import CellSpan, WindowMode
 
 SETUPS = [
     (kind, v.name, fmt)
     for kind in (DECODE, PREFILL)
-    for v in registry.variants("attn_map", "cpu")
+    for v in variants("attn_map")
     if v.invariant and kind in (v.limits.kinds or (DECODE, PREFILL))
     for fmt in v.formats
 ]
@@ -47,11 +42,6 @@ def last_queries(kind: str) -> Rows:
     return sequence(1, 527, 3) if kind == DECODE else sequence(1, 485, 45)
 
 
-def same_bits(a: Any, b: Any) -> bool:
-    """Equal bit for bit: signs of zero count."""
-    return np.array_equal(a.view(np.int32), b.view(np.int32))
-
-
 def at(cell: int, length: int) -> Spans:
     return [CellSpan(0, cell, length)]
 
@@ -67,11 +57,16 @@ def attend(
     width: int = 0,
     clip: int = 0,
     fill: float = np.nan,
-    block_m: int = 32,
+    cut: int = 0,
     extra_tiles: int = 0,
-    threads: int = 2,
+    config: Any = None,
 ) -> Any:
-    """out [n_q, n_head, d] of `rows` lying at `spans`; all other cells hold `fill`."""
+    """out [n_q, n_head, d] of `rows` lying at `spans`; all other cells hold `fill`.
+
+    cut: queries of a tile at most, as many as the variant likes if 0.
+    """
+    variant = find(mode.op, name)
+    config = config or config_of(variant)
     n_cells = max(part.cell + part.length for parts in spans for part in parts) + 3
     k, v = (
         cases.region(fmt, [getattr(r, which) for r in rows], spans, n_cells, fill)
@@ -79,14 +74,13 @@ def attend(
     )
     q = np.concatenate([r.q for r in rows])
     positions = np.concatenate([np.arange(r.first, len(r.k), dtype=np.int32) for r in rows])
-    tiles = window.tiles([len(r.q) for r in rows], block_m, decode=kind == DECODE)
+    tiles = window.tiles(
+        [len(r.q) for r in rows], cut or config.get("block_m", 1), decode=kind == DECODE
+    )
     tiles = np.pad(tiles, ((0, extra_tiles), (0, 0)))
     array = cases.windows(mode, rows, spans, clip).array
-    variant: Variant = next(v for v in registry.variants(mode.op, "cpu") if v.name == name)
-    return variant.launch(
-        q, k, v, positions, array, tiles, fmt=fmt, scale=0.125, width=width,
-        config={**variant.config(), "threads": threads, "block_m": block_m},
-    )  # fmt: skip
+    tensors = (q, k, v, positions, array, tiles)
+    return launch(variant, *tensors, fmt=fmt, scale=0.125, width=width, config=config)
 
 
 def scattered(seed: int, lengths: Sequence[int], pieces: int) -> list[Spans]:
@@ -214,7 +208,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("kind", "name", "fmt", "head_dim", "width"), SIZES, ids=str)
 def test_every_head_size(kind: str, name: str, fmt: KvFormat, head_dim: int, width: int) -> None:
-    """Modes, placement, chunks down to one row, batch mates and threads, for every head_dim."""
+    """Modes, placement, chunks down to one row, and batch mates, for every head_dim."""
     heads = cases.HEADS_OF_DIM[head_dim]
     first, n = (521, 3) if kind == DECODE else (505, 20)
     rows, mate = sequence(1, first, n, heads, head_dim), sequence(2, 37, 5, heads, head_dim)
@@ -224,14 +218,14 @@ def test_every_head_size(kind: str, name: str, fmt: KvFormat, head_dim: int, wid
     out = attend(name, fmt, kind, [rows], [at(37, length)], SPAN, width=width, clip=width)
     assert same_bits(out, base)
     spans = scattered(head_dim, [len(mate.k), length], 3)
-    out = attend(name, fmt, kind, [mate, rows], spans, RUNS, width=width, threads=1)
+    out = attend(name, fmt, kind, [mate, rows], spans, RUNS, width=width)
     assert same_bits(out[len(mate.q) :], base)
     for begin, end in ((0, 1), (1, 2), (2, 3), (3, 10), (10, 20)):
         if end > n:
             break
         some = Rows(rows.q[begin:end], rows.k[: first + end], rows.v[: first + end])
         spans = scattered(begin, [first + end], 4)
-        out = attend(name, fmt, kind, [some], spans, RUNS, width=width, block_m=8)
+        out = attend(name, fmt, kind, [some], spans, RUNS, width=width, cut=8)
         assert same_bits(out, base[begin:end])
 
 
@@ -239,52 +233,21 @@ def test_every_head_size(kind: str, name: str, fmt: KvFormat, head_dim: int, wid
 def test_tiles(kind: str, name: str, fmt: KvFormat) -> None:
     rows = last_queries(kind)
     spans = scattered(4, [len(rows.k)], 4)
-    base = attend(name, fmt, kind, [rows], spans, RUNS, block_m=32)
-    for block_m in (1, 8, 45, 64):
-        out = attend(name, fmt, kind, [rows], spans, RUNS, block_m=block_m, extra_tiles=3)
+    base = attend(name, fmt, kind, [rows], spans, RUNS)
+    most = config_of(find("attn_map", name)).get("block_m", 64)
+    for cut in {1, 8, min(45, most), most}:
+        out = attend(name, fmt, kind, [rows], spans, RUNS, cut=cut, extra_tiles=3)
         assert same_bits(out, base)
 
 
 @for_every_variant
-def test_threads(kind: str, name: str, fmt: KvFormat) -> None:
-    """1, 2, 3 and 5 workers, whatever the machine has."""
+def test_tunables_that_are_free_and_a_second_run(kind: str, name: str, fmt: KvFormat) -> None:
+    """Workers (1, 2, 3 and 5 of them), stages, whatever the variant has (contract 6.4)."""
     rows = [last_queries(kind), sequence(8, 300, 5)]
     spans = scattered(9, [len(r.k) for r in rows], 3)
-    base = attend(name, fmt, kind, rows, spans, RUNS, threads=1)
-    for threads in (2, 3, 5):
-        assert same_bits(attend(name, fmt, kind, rows, spans, RUNS, threads=threads), base)
-
-
-def print_digests(setups: Sequence[tuple[str, str, KvFormat]]) -> None:
-    """One line per setup, for a process with its own target."""
-    for kind, name, fmt in setups:
-        rows = [last_queries(kind), sequence(8, 300, 5)]
-        out = attend(name, fmt, kind, rows, scattered(9, [len(r.k) for r in rows], 3), RUNS)
-        print(f"{kind}-{name}-{fmt}", hashlib.sha256(out.tobytes()).hexdigest(), sep="\t")
-
-
-def digests(call: str, **environment: str) -> list[str]:
-    """The lines that `call` prints in a process of its own."""
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
-    result = subprocess.run(
-        [sys.executable, "-c", f"import test_invariance as t; t.{call}"],
-        env={**os.environ, **environment, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return result.stdout.splitlines()
-
-
-FUSED_Q8 = [(DECODE, "split", KvFormat.Q8_0), (PREFILL, "flash", KvFormat.Q8_0)]
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names an x86 target")
-def test_code_for_an_older_cpu_gives_the_same_bits() -> None:
-    """x86-64-v3 has neither 512-bit vectors nor the byte dot product."""
-    here = digests("print_digests(t.FUSED_Q8)")
-    older = digests("print_digests(t.FUSED_Q8)", NUMBA_CPU_NAME="x86-64-v3", NUMBA_CPU_FEATURES="")
-    assert older == here and len(here) == len(FUSED_Q8)
+    base = attend(name, fmt, kind, rows, spans, RUNS)
+    for config in configs_of(find("attn_map", name)):
+        assert same_bits(attend(name, fmt, kind, rows, spans, RUNS, config=config), base)
 
 
 @for_every_variant

@@ -1,0 +1,127 @@
+"""The kernel package under test: the CPU's, or another device's by `pytest --on DEVICE`.
+
+Cases and oracles are numpy arrays and canonical regions. `launch` carries them to the package and
+its answer back, so that one test serves every package.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from minfer import cases, registry
+from minfer.device import Device
+from minfer.format import KvFormat, Region
+from minfer.ops import Variant
+
+device = "cpu"  # conftest sets it before it imports a test module
+THREADS = 2  # of every launch, where a variant has threads
+
+
+def interpreted() -> bool:
+    """Whether kernels run in an interpreter, a thousand times slower than compiled ones."""
+    return device == "cuda" and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def package() -> ModuleType:
+    return Device.parse(device).package()
+
+
+def module(name: str) -> ModuleType:
+    """A module of the package by its name there."""
+    return importlib.import_module(f"{package().__name__}.{name}")
+
+
+def variants(op: str) -> list[Variant]:
+    return registry.variants(op, device)
+
+
+def find(op: str, name: str) -> Variant:
+    return next(v for v in variants(op) if v.name == name)
+
+
+def default(op: str, fmt: KvFormat = KvFormat.F32) -> Variant:
+    """The variant that an op without shapes chooses for `fmt`."""
+    return registry.select(op, device=device, fmt=fmt).variant
+
+
+def config_of(variant: Variant, **overrides: Any) -> dict[str, Any]:
+    """The variant's configuration; an override of what it cannot tune is left out."""
+    return {
+        name: overrides.get(name, THREADS if name == "threads" else tunable.default)
+        for name, tunable in variant.space.items()
+    }
+
+
+def configs_of(variant: Variant) -> list[dict[str, Any]]:
+    """Configurations that may not change a bit: each value of each free tunable (contract 6.4)."""
+    free = {name: t.values for name, t in variant.space.items() if not t.numeric}
+    if "threads" in free:
+        free["threads"] = (1, 2, 3, 5)
+    return [
+        config_of(variant),
+        *(config_of(variant, **{name: value}) for name, values in free.items() for value in values),
+    ]
+
+
+def arranged(region: Region) -> Region:
+    """A copy of a canonical region, arranged as the package does."""
+    kernels, cells = package(), np.arange(region.n_cells, dtype=np.int32)
+    sizes = (region.fmt, region.n_cells, region.n_head_kv, region.head_dim)
+    made: Region = kernels.write_cells(kernels.empty_region(*sizes), cells, region.arrays[0])
+    return made
+
+
+def canonical(region: Region) -> Region:
+    """A region of the package in the canonical layout."""
+    cells = package().read_cells(region, np.arange(region.n_cells, dtype=np.int32))
+    return Region(region.fmt, "canonical", region.n_head_kv, region.head_dim, (cells,))
+
+
+def given(value: Any) -> Any:
+    """A numpy array or a canonical region as the package takes it; anything else as it is."""
+    if isinstance(value, Region):
+        return arranged(value)
+    return package().from_host(value) if isinstance(value, np.ndarray) else value
+
+
+def returned(value: Any) -> Any:
+    """An answer of the package in numpy and in the canonical layout."""
+    if isinstance(value, tuple):
+        return tuple(returned(part) for part in value)
+    return canonical(value) if isinstance(value, Region) else package().to_host(value)
+
+
+def launch(
+    variant: Variant, *tensors: Any, config: Any = None, host: bool = False, **scalars: Any
+) -> Any:
+    """What the variant makes of copies of `tensors`; arrays stay on the host if `host`."""
+    chosen = config_of(variant) if config is None else config
+    sent = [t if host and not isinstance(t, Region) else given(t) for t in tensors]
+    return returned(variant.launch(*sent, **scalars, config=chosen))
+
+
+def op(name: str, fmt: KvFormat = KvFormat.F32) -> Any:
+    """The default variant of an op, over numpy arrays and canonical regions."""
+    return functools.partial(launch, default(name, fmt))
+
+
+def attend(variant: Variant, inputs: cases.Inputs, **overrides: Any) -> Any:
+    """The attention of a case, f32 [n_q, n_head, d]."""
+    chosen = config_of(variant, **overrides)
+    tensors = inputs.tensors(chosen.get("block_m", 1))
+    return launch(variant, *tensors, **inputs.scalars, config=chosen)
+
+
+def case_named(name: str) -> cases.Case:
+    return next(case for case in cases.CASES if case.name == name)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Equal bit for bit: signs of zero count."""
+    return np.array_equal(a.view(np.int32), b.view(np.int32))
