@@ -114,8 +114,33 @@ def _check_tiles(tiles: Int32, n_tokens: int) -> None:
 
 
 def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
-    """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab]."""
-    slots, sanitizes = list(graph.slots), step.sanitizes
+    """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab].
+
+    inputs: what `fill_batch_inputs` gave, on the host or on the device.
+    """
+    slots = bound(graph, inputs, step)
+    for node in graph.nodes:
+        result = _launch(node, slots)
+        if node.stores is not None:
+            step.stored(node.stores, *result[1:])
+        if step.sanitizes and node.op in ATTENTION:
+            step.check(_attended(graph, node, slots), result)
+        _free(node, slots)
+    return slots[graph.output]
+
+
+def launch_all(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
+    """As `execute` for a recorder, which runs nothing: the step is told of no stored row."""
+    slots = bound(graph, inputs, step)
+    for node in graph.nodes:
+        _launch(node, slots)
+        _free(node, slots)
+    return slots[graph.output]
+
+
+def bound(graph: Graph, inputs: Mapping[str, Any], step: Step) -> list[Any]:
+    """The table of values with inputs and regions in their slots."""
+    slots = list(graph.slots)
     for name, slot in graph.inputs.items():
         slots[slot] = inputs[name]
     for layer, where in graph.regions.items():
@@ -123,19 +148,21 @@ def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
         for region in (k, v):
             _check_region(layer, region, graph.params.kv_format, where)
         slots[where.k.slot], slots[where.v.slot] = k, v
-    for node in graph.nodes:
-        result = node.launch(*[slots[i] for i in node.inputs], **node.scalars)
-        if node.stores is None:
-            slots[node.outputs[0]] = result
-        else:
-            for slot, value in zip(node.outputs, result, strict=True):
-                slots[slot] = value
-            step.stored(node.stores, *result[1:])
-        if sanitizes and node.op in ATTENTION:
-            step.check(_attended(graph, node, slots), result)
-        for slot in node.frees:
-            slots[slot] = None
-    return slots[graph.output]
+    return slots
+
+
+def _launch(node: Node, slots: list[Any]) -> Any:
+    """Put what a node computes into its slots; returns it."""
+    result = node.launch(*[slots[i] for i in node.inputs], **node.scalars)
+    values = (result,) if node.stores is None else result
+    for slot, value in zip(node.outputs, values, strict=True):
+        slots[slot] = value
+    return result
+
+
+def _free(node: Node, slots: list[Any]) -> None:
+    for slot in node.frees:
+        slots[slot] = None
 
 
 def _attended(graph: Graph, node: Node, slots: Sequence[Any]) -> Attended:
