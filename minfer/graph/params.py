@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 from minfer.format import KvFormat
 from minfer.ops import F32
@@ -29,3 +30,15 @@ class GraphParams:
     variants: tuple[tuple[str, str], ...] = ()
     activations: str = F32
     revision: str = ""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @cached_property
+    def modes(self) -> frozenset[WindowMode]:
+        """The window modes of all attention nodes."""
+        return frozenset(mode for mode, _ in self.windows)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from minfer.errors import Refusal
 from minfer.format import Floats
 from minfer.graph.nodes import Graph
-from minfer.graph.run import execute, launch_all
+from minfer.graph.run import bind, execute, launch_all
 from minfer.kv.step import Step
 from minfer.ops import DECODE
 
@@ -139,7 +139,8 @@ class Runner:
         buffers.fill(inputs)
         rows = self._launched(graph, buffers.arrays, step)
         if Identity.of(graph, step) == before:
-            recording = recorder.record(lambda: launch_all(graph, buffers.arrays, step))
+            bound = bind(graph, buffers.arrays, step)
+            recording = recorder.record(lambda: launch_all(graph, bound))
             self._kept[graph.uid] = Executable(before, buffers, recording)
             self.recorded += 1
         return rows

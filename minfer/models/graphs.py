@@ -19,6 +19,7 @@ from minfer.kv.store import KvStore
 from minfer.models.blocks import Model
 from minfer.models.hyperparameters import Hyperparameters
 from minfer.ops import F32
+from minfer.window import WindowMode
 
 
 class ModelGraphs:
@@ -50,6 +51,7 @@ class ModelGraphs:
         self._activations = activations
         self._runner = Runner(store.kernels, recorder(store.kernels) if replay else None)
         self._kept = GraphCache(self._runner.forget)
+        self._params: dict[tuple[str, WindowMode, int, int], GraphParams] = {}
 
     @property
     def built(self) -> int:
@@ -62,7 +64,13 @@ class ModelGraphs:
 
     def of(self, inputs: StepInputs, n_out: int) -> Graph:
         """The graph for a batch of which `n_out` rows give logits."""
-        params = GraphParams(
+        kind = inputs.kind, inputs.mode, inputs.n_tokens, n_out
+        if kind not in self._params:
+            self._params[kind] = self._new_params(inputs, n_out)
+        return self._kept.get(self._params[kind], self.build)
+
+    def _new_params(self, inputs: StepInputs, n_out: int) -> GraphParams:
+        return GraphParams(
             n_tokens=inputs.n_tokens,
             n_out=n_out,
             kind=inputs.kind,
@@ -73,7 +81,6 @@ class ModelGraphs:
             activations=self._activations,
             revision=self._revision,
         )
-        return self._kept.get(params, self.build)
 
     def run(self, graph: Graph, inputs: Mapping[str, Any], step: Step) -> Floats:
         """The output rows of a batch on the host, see `graph.replay.Runner`."""
