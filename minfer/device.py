@@ -7,11 +7,14 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from minfer import settings
+from minfer import memory, settings
 from minfer.errors import Refusal
+
+LEAST_CAPABILITY = (8, 0)  # of an NVIDIA GPU: bfloat16 and asynchronous copies
 
 
 class DeviceKind(enum.Enum):
@@ -26,19 +29,48 @@ class DeviceKind(enum.Enum):
         return self.name.lower()
 
 
+def no_mac() -> str | None:
+    """Why the metal device cannot be used here, None if it can."""
+    if sys.platform == "darwin" or settings.flag("MINFER_METAL_SIM"):
+        return None
+    return "needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
+
+
+def no_gpu() -> str | None:
+    """Why the current GPU cannot be used, None if it can or if Triton interprets."""
+    if settings.flag("TRITON_INTERPRET"):
+        return None
+    import torch
+
+    way_out = "use --device cpu, or TRITON_INTERPRET=1 to check kernels on the CPU"
+    if not torch.cuda.is_available():
+        seen = "sees none" if torch.version.cuda else f"{torch.__version__} is built without CUDA"
+        return f"needs an NVIDIA GPU, and torch {seen}; {way_out}"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        have, least = (".".join(map(str, c)) for c in (capability, LEAST_CAPABILITY))
+        name = torch.cuda.get_device_name()
+        return f"needs compute capability {least} and the {name} has {have}; {way_out}"
+    return None
+
+
 @dataclass(frozen=True)
 class Backend:
-    """The kernel package of a kind of device, and the library it is written in."""
+    """The kernel package of a kind of device, and the libraries it is written in.
+
+    extra: what installs them. lacks: what else is missing here, None for nothing.
+    """
 
     package: str
-    library: str
+    libraries: tuple[str, ...]
     extra: str
+    lacks: Callable[[], str | None] = lambda: None
 
 
 BACKENDS = {
-    DeviceKind.CPU: Backend("minfer.kernels_numba", "numba", "cpu"),
-    DeviceKind.METAL: Backend("minfer.kernels_mlx", "mlx", "metal"),
-    DeviceKind.CUDA: Backend("minfer.kernels_triton", "triton", "cuda"),
+    DeviceKind.CPU: Backend("minfer.kernels_numba", ("numba",), "cpu"),
+    DeviceKind.METAL: Backend("minfer.kernels_mlx", ("mlx",), "metal", no_mac),
+    DeviceKind.CUDA: Backend("minfer.kernels_triton", ("torch", "triton"), "cuda", no_gpu),
 }
 
 
@@ -72,15 +104,14 @@ class Device:
         backend = self.backend
         if importlib.util.find_spec(backend.package) is None:
             return f"device {self.name} has no kernels in this version of minfer; use --device cpu"
-        if importlib.util.find_spec(backend.library) is None:
-            return (
-                f"device {self.name} needs {backend.library}, which is not installed: "
-                f"pip install 'minfer[{backend.extra}]'"
-            )
-        needs_mac = self.kind is DeviceKind.METAL and not settings.flag("MINFER_METAL_SIM")
-        if needs_mac and sys.platform != "darwin":
-            return "device metal needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
-        return None
+        for library in backend.libraries:
+            if importlib.util.find_spec(library) is None:
+                return (
+                    f"device {self.name} needs {library}, which is not installed: "
+                    f"pip install 'minfer[{backend.extra}]'"
+                )
+        missing = backend.lacks()
+        return None if missing is None else f"device {self.name} {missing}"
 
     def package(self) -> ModuleType:
         """The kernel package of this device, imported now."""
@@ -88,6 +119,11 @@ class Device:
         if reason is not None:
             raise Refusal("0.3", reason, {"device": self.name})
         return importlib.import_module(self.backend.package)
+
+    def free_bytes(self) -> int | None:
+        """Bytes that arrays on this device can still take; None where nobody knows."""
+        on_gpu = self.package().compute_capability() is not None
+        return memory.gpu_free_bytes() if on_gpu else memory.free_bytes()
 
     def __str__(self) -> str:
         return self.name

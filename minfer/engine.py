@@ -11,7 +11,7 @@ from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import Floats, KvFormat
 from minfer.generation import Generation
-from minfer.graph.run import execute, fill_batch_inputs, output_rows
+from minfer.graph.run import fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
@@ -20,7 +20,7 @@ from minfer.models import chat_prompt
 from minfer.models.graphs import ModelGraphs
 from minfer.models.sampling import Sampler, Sampling
 from minfer.models.text_stream import TextStream
-from minfer.ops import DECODE, PREFILL
+from minfer.ops import DECODE, F32, PREFILL
 from minfer.prompts import checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
 from minfer.timing import Timing
@@ -40,7 +40,14 @@ class Engine:
         self.path, self.hp, self.store = loaded.file.path, loaded.hp, loaded.store
         self.tokenizer = loaded.tokenizer
         self.chat_template = metadata.get("tokenizer.chat_template")
-        self._graphs = ModelGraphs(self.hp, loaded.weights, self.store, self.path.name)
+        self._graphs = ModelGraphs(
+            self.hp,
+            loaded.weights,
+            self.store,
+            self.path.name,
+            activations=loaded.activations,
+            replay=loaded.replay,
+        )
 
     @classmethod
     def load(
@@ -52,6 +59,8 @@ class Engine:
         n_ctx: int | None = None,
         threads: int | None = None,
         weights: str | KvFormat | None = None,
+        activations: str = F32,
+        replay: bool = True,
         sanitize: bool | None = None,
         progress: bool = False,
     ) -> Engine:
@@ -61,11 +70,13 @@ class Engine:
         n_ctx: cells of the cache; default 4096, or what the model was trained for if that is less.
         threads: workers of every kernel, default the cores this process may use. weights: format
         of the matrices, f32, f16 or q8_0; None or auto: Q8_0 ones as they are, others as f32.
+        activations: f32, or on cuda f16 or bf16, what operands of products are rounded to.
+        replay: record a decoded token's launches once where the device can; False for measuring.
         sanitize: trace an attention that is not finite to a cell; None for MINFER_SANITIZE_CELLS.
         progress: show a bar on stderr while weights are decoded.
 
         Refuses before loading: a bad file, an unknown format, q8_0 on odd head sizes, a device
-        that is not there, and what would not fit in memory.
+        that is not there or too old, and what would not fit in memory.
         """
         loaded = load_model(
             path,
@@ -74,6 +85,8 @@ class Engine:
             n_ctx=n_ctx,
             threads=threads,
             weights=weights,
+            activations=activations,
+            replay=replay,
             sanitize=sanitize,
             progress=progress,
         )
@@ -138,8 +151,7 @@ class Engine:
         with self.store.step(batch) as step:
             graph = self._graphs.of(step.inputs, len(rows))
             inputs = fill_batch_inputs(graph, step.inputs, batch.tokens, rows, self.store.n_ctx)
-            logits: Floats = execute(graph, inputs, step)
-        return logits
+            return self._graphs.run(graph, inputs, step)
 
     def prefill(self, tokens: Sequence[int], seq: int = 0, chunk: int = PREFILL_CHUNK) -> Floats:
         """Feed a prompt to `seq` from its end on, in chunks; the last token's logits [n_vocab].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from minfer import registry
 from minfer import window as windows
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import Bytes, Floats, Int32, KvFormat, Region
+from minfer.format import Int32, KvFormat, Region
 from minfer.kv.checks import (
     checked_query,
     checked_scale,
@@ -41,7 +42,8 @@ def attention(
 ) -> Any:
     """softmax(scale * q k^T) v over the cells that `window` names; float32 [n_q, n_head, d].
 
-    q: float32 [n_q, n_head, d]. k, v: regions of `n_head_kv` heads. fmt: checked against the
+    q: float32 [n_q, n_head, d], on the host or the device; the result is an array of the device's
+    kernels. k, v: regions of `n_head_kv` heads. fmt: checked against the
     regions where given. positions: int32 [n_q]; by default a query's window starts at position 0,
     and causal queries are the last ones of the region. scale: default 1 / sqrt(d). width: sliding
     width, 0 for none. variant: by name, or the default for the shape. threads: default the cores
@@ -51,11 +53,12 @@ def attention(
         if not isinstance(region, Region):
             kind = type(region).__name__
             raise Refusal("10", f"{name} is a {kind}; give a minfer.Region", {"type": kind})
-    q = checked_query(q, None, k.n_head_kv, k.head_dim)
-    seen = _checked_window(window, len(q))
-    _refuse_format(fmt, k)
     device = Device.parse(device)
-    refuse_window(seen.mode, device.package(), device.name)
+    kernels = device.package()
+    q = checked_query(q, None, k.n_head_kv, k.head_dim, kernels)
+    seen = _checked_window(window, len(q), kernels)
+    _refuse_format(fmt, k)
+    refuse_window(seen.mode, kernels, device.name)
     workers = {} if threads is None else {"threads": whole_number(threads, "threads", "10", low=1)}
     choice = registry.select(
         seen.mode.op,
@@ -66,7 +69,7 @@ def attention(
         config={**workers, **(config or {})},
     )
     at = _positions(seen, len(q), k.n_cells) if positions is None else positions
-    at = int32s("positions", at, (len(q),))
+    at = int32s("positions", at, (len(q),), kernels)
     return choice.launch(
         q,
         k,
@@ -81,14 +84,14 @@ def attention(
     )
 
 
-def _checked_window(given: Window, n_q: int) -> Window:
+def _checked_window(given: Window, n_q: int, kernels: ModuleType) -> Window:
     """The window with int32 rows, one a query; another size or kind of number is refused (2.2)."""
     if isinstance(given, Causal):
         return given
     if not isinstance(given, Span | Runs):
         kind = type(given).__name__
         raise Refusal("2.2", f"window is a {kind}; give Causal(), Span or Runs", {"type": kind})
-    array = int32s("the window", given.array, np.shape(given.array))
+    array = int32s("the window", given.array, np.shape(given.array), kernels)
     wrapped = windows.wrap(array, n_q)
     if wrapped.mode is not given.mode:
         raise Refusal(
@@ -148,15 +151,16 @@ def _grows(window: Window, query: int) -> bool:
     return bool((same == before).all())
 
 
-def quantize(rows: Any, *, device: str | Device = "cpu") -> Bytes:
-    """float32 rows [n, m] as canonical q8_0 cells, uint8 [n, cell_bytes] (contract 4.1)."""
+def quantize(rows: Any, *, device: str | Device = "cpu") -> Any:
+    """float32 rows [n, m] as canonical q8_0 cells, uint8 [n, cell_bytes] (contract 4.1).
+
+    rows: on the host or the device; the result is an array of the device's kernels.
+    """
     choice = registry.select("quantize_q8_0", device=device)
-    result: Bytes = choice.launch(rows, config=choice.config)
-    return result
+    return choice.launch(rows, config=choice.config)
 
 
-def dequantize(cells: Any, n: int, *, device: str | Device = "cpu") -> Floats:
-    """The n values of each canonical q8_0 cell, float32 [n_cells, n]."""
+def dequantize(cells: Any, n: int, *, device: str | Device = "cpu") -> Any:
+    """The n values of each canonical q8_0 cell, float32 [n_cells, n], see `quantize`."""
     choice = registry.select("dequantize_q8_0", device=device)
-    result: Floats = choice.launch(cells, n=n, config=choice.config)
-    return result
+    return choice.launch(cells, n=n, config=choice.config)

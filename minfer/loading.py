@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minfer import format as kv_format
 from minfer import memory, rope, settings
-from minfer.device import Device
+from minfer.device import Device, DeviceKind
+from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kv.checks import thread_count, whole_number
 from minfer.kv.store import KvStore
@@ -17,6 +20,7 @@ from minfer.models.gguf import GgufFile
 from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.tokenizer import Tokenizer
 from minfer.models.weights import load_weights, parse_weights, plan_weights
+from minfer.ops import F32, check_activations
 
 DEFAULT_N_CTX = 4096
 PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contract 6.1)
@@ -24,13 +28,18 @@ PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contr
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What an engine is made of. weights: what `models.weights.load_weights` gives."""
+    """What an engine is made of. weights: what `models.weights.load_weights` gives.
+
+    activations, replay: see `Engine.load`.
+    """
 
     file: GgufFile
     hp: Hyperparameters
     tokenizer: Tokenizer
     weights: dict[str, Any]
     store: KvStore
+    activations: str
+    replay: bool
 
     def with_cache(self, cache_type: str | KvFormat, n_ctx: int | None) -> LoadedModel:
         """The same weights beside an empty store of another format or size."""
@@ -56,11 +65,14 @@ def load_model(
     n_ctx: int | None,
     threads: int | None,
     weights: str | KvFormat | None,
+    activations: str,
+    replay: bool,
     sanitize: bool | None,
     progress: bool,
 ) -> LoadedModel:
     """Load a GGUF file; arguments and refusals are those of `Engine.load`."""
-    package = device.package()
+    refuse_activations(activations, device)
+    kernels = device.package()
     asked = settings.cache_type() if cache_type is None else cache_type
     requested = KvFormat.parse(asked) if asked else None
     if threads is not None:
@@ -72,24 +84,35 @@ def load_model(
     hp = Hyperparameters.from_gguf(file)
     sizes = {"n_layer": hp.n_layer, "n_head_kv": hp.n_head_kv, "head_dim": hp.head_dim}
     fmt = kv_format.resolve(
-        requested, device_kind=device.name, reads_packed_kv=package.READS_PACKED_KV, **sizes
+        requested, device_kind=device.name, reads_packed_kv=kernels.READS_PACKED_KV, **sizes
     )
     cells = min(DEFAULT_N_CTX, hp.n_ctx_train) if n_ctx is None else n_ctx
     sizes["n_ctx"] = cells
     plan = plan_weights(file, wanted)
-    memory.require(
-        {
-            "weights": sum(planned.n_bytes for planned in plan),
-            f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
-            "rotary tables": sum(rope.table_bytes(cells, r.n_rot) for r in hp.ropes),
-            "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
-        }
-    )
-    memory.keep_freed_pages()
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    loaded = load_weights(file, plan, progress=progress)
-    store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads, sanitize=sanitize)
-    return LoadedModel(file, hp, tokenizer, loaded, store)
+    needs = {
+        "weights": sum(planned.n_bytes for planned in plan),
+        f"{fmt} KV cache of {cells} cells": KvStore.memory_bytes(**sizes, fmt=fmt),
+        "rotary tables": sum(rope.table_bytes(cells, r.n_rot) for r in hp.ropes),
+        "one chunk of a prompt": activation_bytes(hp, min(cells, PREFILL_CHUNK)),
+    }
+    with memory.required(needs, device.free_bytes):
+        memory.keep_freed_pages()
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        place = None if kernels.array_type() is np.ndarray else kernels.from_host
+        loaded = load_weights(file, plan, place=place, progress=progress)
+        store = KvStore(**sizes, cache_type=fmt, device=device, threads=threads, sanitize=sanitize)
+    return LoadedModel(file, hp, tokenizer, loaded, store, activations, replay)
+
+
+def refuse_activations(activations: str, device: Device) -> None:
+    """Refuse words that name no activations, and narrow ones where kernels have f32 alone."""
+    check_activations(activations)
+    if activations != F32 and device.kind is not DeviceKind.CUDA:
+        raise Refusal(
+            "0.3",
+            f"device {device} keeps activations in f32; use device cuda for {activations}",
+            {"activations": activations, "device": device.name},
+        )
 
 
 def activation_bytes(hp: Hyperparameters, n_tokens: int) -> int:

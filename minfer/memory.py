@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,14 @@ def free_bytes() -> int | None:
     free = int(psutil.virtual_memory().available)
     group = _group_free()
     return free if group is None else min(free, group)
+
+
+def gpu_free_bytes() -> int:
+    """Bytes that torch can still take on the current GPU, what its allocator keeps included."""
+    import torch
+
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return int(torch.cuda.mem_get_info()[0] + kept)
 
 
 def _group_free() -> int | None:
@@ -91,16 +99,42 @@ def human(n: int) -> str:
 def require(needs: dict[str, int], free: int | None = None) -> None:
     """Refuse a load that needs more than is free, naming what takes how much.
 
-    needs: bytes by what they are for, e.g. weights and KV cache. Without psutil nobody knows what
-    is free, and nothing is refused.
+    needs: bytes by what they are for, e.g. weights and KV cache. free: bytes, None for those of
+    the host; without psutil nobody knows them, and nothing is refused.
     """
-    total = sum(needs.values()) + HEADROOM
     free = free_bytes() if free is None else free
-    if free is not None and total > free:
-        parts = ", ".join(f"{name} {human(n)}" for name, n in needs.items())
-        raise Refusal(
-            "0.1",
-            f"needs {human(total)} ({parts}), {human(free)} free; "
-            "use fewer cells (--n-ctx), a q8_0 cache, --weights q8_0 or a smaller model",
-            {"needs": total, "free": free, **needs},
-        )
+    if free is not None and sum(needs.values()) + HEADROOM > free:
+        raise too_much(needs, free)
+
+
+@contextlib.contextmanager
+def required(needs: dict[str, int], free: Callable[[], int | None]) -> Iterator[None]:
+    """Around what takes `needs`: refused as by `require`, also where memory runs out inside.
+
+    free: tells the bytes that are left, None where nobody knows.
+    """
+    require(needs, free())
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        raise too_much(needs, free()) from None
+
+
+def too_much(needs: dict[str, int], free: int | None) -> Refusal:
+    """What `require` refuses with: the sizes, and the ways out."""
+    total = sum(needs.values()) + HEADROOM
+    parts = ", ".join(f"{name} {human(n)}" for name, n in needs.items())
+    left = "less" if free is None else human(free)
+    return Refusal(
+        "0.1",
+        f"needs {human(total)} ({parts}), {left} free; "
+        "use fewer cells (--n-ctx), a q8_0 cache, --weights q8_0 or a smaller model",
+        {"needs": total, "free": free, **needs},
+    )
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether an error says that memory ran out, the host's or torch's on a GPU."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -20,10 +20,11 @@ from minfer import settings
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
-from minfer.ops import CELLS, OPS, Kernel, Shape, Variant
+from minfer.ops import CELLS, F32, OPS, Kernel, Shape, Variant
 from minfer.receipt import Receipt, receipt_of
 
 ATTENTION = ("attn_window", "attn_map")
+SHARED = {"threads": 1, "activations": F32}  # for whom it concerns, with what it is like
 UNFUSED = "MINFER_NO_FUSED_Q8_KV"  # asks for the variant `scratch` over q8_0 (contract 4.6)
 
 _added: dict[str, list[tuple[Variant, str]]] = {}
@@ -133,8 +134,8 @@ def select(
 ) -> Choice:
     """Choose a variant of `op`: the named one, or the last of the home file that takes `shape`.
 
-    config: overrides of tunables; one the variant does not have is refused, except `threads`,
-    which an op without workers has no use for.
+    config: overrides of tunables; one the variant does not have is refused, except `threads` and
+    `activations`, which not every variant has a use for.
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = tuple(variants(op, parsed))
@@ -214,7 +215,7 @@ def _nothing_fits(
 
 def _configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of `chosen` with `overrides`, each checked against its tunable."""
-    unknown = [k for k in overrides if k not in chosen.space and k != "threads"]
+    unknown = [k for k in overrides if k not in chosen.space and k not in SHARED]
     if unknown:
         raise Refusal(
             "6.4",
@@ -223,7 +224,7 @@ def _configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
             {"unknown": unknown},
         )
     for name, value in overrides.items():
-        default = chosen.space[name].default if name in chosen.space else 1
+        default = chosen.space[name].default if name in chosen.space else SHARED[name]
         _check_value(chosen, name, value, default)
     return {**chosen.config(), **{k: v for k, v in overrides.items() if k in chosen.space}}
 

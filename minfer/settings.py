@@ -27,6 +27,7 @@ FLAGS = (
     "MINFER_SANITIZE_CELLS",
     "MINFER_NO_KV_DEFRAG",
     "MINFER_METAL_SIM",
+    "TRITON_INTERPRET",
 )
 SETTINGS = (
     Setting("MINFER_CACHE_TYPE", "auto", "KV cache format: f32, f16 or q8_0; --cache-type wins"),
@@ -35,6 +36,7 @@ SETTINGS = (
     Setting("MINFER_SANITIZE_CELLS", "0", "1: unwritten cells hold NaN, reads of them are traced"),
     Setting("MINFER_NO_KV_DEFRAG", "0", "1: the cell store never compacts"),
     Setting("MINFER_METAL_SIM", "0", "1: device metal runs in the simulator"),
+    Setting("TRITON_INTERPRET", "0", "1: device cuda runs on the CPU, slowly, for checking"),
 )
 
 

@@ -232,7 +232,7 @@ def test_a_damaged_row_stays_visible(cache_type: str) -> None:
 
 
 def test_a_store_that_no_memory_holds_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"f32 cells 512\.0 TiB") as refused:
+    with pytest.raises(Refusal, match=r"f32 KV cache of 2147483647 cells 512\.0 TiB") as refused:
         KvStore(1, 2**31 - 1, 1024, 32)
     assert refused.value.rule == "0.1"
 

@@ -21,6 +21,7 @@ def load_engine(
         n_ctx=n_ctx,
         threads=args.threads,
         weights=args.weights,
+        activations=args.activations,
         progress=not args.json and sys.stderr.isatty(),
     )
 

@@ -11,6 +11,7 @@ from minfer.errors import Refusal
 from minfer.models.sampling import Sampling
 from minfer.models.text_stream import checked_stops
 from minfer.models.tokenizer import Tokenizer
+from minfer.ops import F32
 
 DEVICES = tuple(sorted(kind.label for kind in DeviceKind))
 NEED_A_TEMPERATURE = ("top_k", "top_p", "min_p")
@@ -28,6 +29,8 @@ def add_engine_options(p: argparse.ArgumentParser, n_ctx: str) -> None:
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
     kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
     p.add_argument("--weights", metavar="T", help=kept)
+    narrow = "f32, f16 or bf16: what operands of products are rounded to, on cuda; default f32"
+    p.add_argument("--activations", metavar="T", default=F32, help=narrow)
     p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
     p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
     p.add_argument("--threads", type=int, metavar="N", help="default all cores")

@@ -109,7 +109,8 @@ def _engines(args: argparse.Namespace, formats: Sequence[str | KvFormat | None])
         first = first.with_cache(first.store.fmt, first.hp.n_ctx_train)
     others = [KvFormat.parse(fmt) for fmt in formats[1:] if fmt is not None]
     if others:
-        memory.require({f"{fmt} KV cache": first.cache_bytes(fmt) for fmt in others})
+        needs = {f"{fmt} KV cache": first.cache_bytes(fmt) for fmt in others}
+        memory.require(needs, first.store.device.free_bytes())
     return [first, *(first.with_cache(fmt) for fmt in others)]
 
 

@@ -12,10 +12,11 @@ MAX_GRAPHS = 64
 
 
 class GraphCache:
-    """The most recently used graphs, at most `MAX_GRAPHS`."""
+    """The most recently used graphs, at most `MAX_GRAPHS`. forget: told of each that leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[Graph], None] = lambda graph: None) -> None:
         self._graphs: OrderedDict[GraphParams, Graph] = OrderedDict()
+        self._forget = forget
         self.built = 0
 
     def get(self, params: GraphParams, build: Callable[[GraphParams], Graph]) -> Graph:
@@ -26,7 +27,7 @@ class GraphCache:
             self.built += 1
             self._graphs[params] = graph
             if len(self._graphs) > MAX_GRAPHS:
-                self._graphs.popitem(last=False)
+                self._forget(self._graphs.popitem(last=False)[1])
         self._graphs.move_to_end(params)
         return graph
 

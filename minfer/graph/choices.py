@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from minfer import registry
 from minfer.format import KvFormat
 from minfer.graph.nodes import Heads
 from minfer.graph.params import GraphParams
-from minfer.ops import Shape
+from minfer.ops import F32, Shape
 from minfer.receipt import Receipt
 from minfer.registry import Choice
 
@@ -59,5 +60,12 @@ class Choices:
             fmt=fmt,
             shape=shape,
             variant=dict(self.params.variants).get(op),
-            config={} if self.threads is None else {"threads": self.threads},
+            config=self._config,
         )
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        """What every variant is asked to take that has a use for it."""
+        wanted = {"threads": self.threads, "activations": self.params.activations}
+        plain = {"threads": None, "activations": F32}
+        return {name: value for name, value in wanted.items() if value != plain[name]}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minfer.graph.params import GraphParams
@@ -58,7 +59,8 @@ class Graph:
     """A finished graph; `graph.run.execute` runs it.
 
     slots: the table of values before a run. inputs, regions: which slots a batch fills. block_m:
-    queries of an attention tile. receipts: one for every kernel of the graph.
+    queries of an attention tile. receipts: one for every kernel of the graph. uid: no other graph
+    of this process has the same.
     """
 
     params: GraphParams
@@ -70,3 +72,4 @@ class Graph:
     n_vocab: int
     block_m: int
     receipts: tuple[Receipt, ...]
+    uid: int = field(default_factory=itertools.count().__next__)

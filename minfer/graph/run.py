@@ -58,7 +58,7 @@ def fill_batch_inputs(
     _check_bound("cells", arrays["cells"], n_ctx, "the arena")
     _check_bound("out_rows", arrays["out_rows"], p.n_tokens, "the batch")
     wrapped = window.wrap(planned.window, p.n_tokens)
-    if any(wrapped.mode is not mode for mode, _ in p.windows):
+    if not p.modes <= {wrapped.mode}:
         built = [mode.value for mode, _ in p.windows]
         raise Refusal(
             "7.5",
@@ -101,21 +101,50 @@ def _check_bound(name: str, values: Int32, end: int, of: str) -> None:
 
 def _check_tiles(tiles: Int32, n_tokens: int) -> None:
     """Tiles cut the batch into consecutive pieces; rows after the last one are zero."""
-    counts = tiles[:, 1].astype(np.int64)
-    used = int(np.count_nonzero(counts))
-    firsts = np.concatenate([[0], np.cumsum(counts[:used])])
-    covers = firsts[-1] == n_tokens and (tiles[:used, 0] == firsts[:-1]).all()
-    if (counts < 0).any() or not covers or tiles[used:].any():
-        raise Refusal(
-            "7.5",
-            f"tiles {tiles[: used + 1].tolist()} do not cut {n_tokens} queries in order",
-            {"tiles": tiles[: used + 1].tolist(), "n_tokens": n_tokens},
-        )
+    rows, end = tiles.tolist(), 0
+    for first, count in rows:
+        cuts = first == end and count > 0
+        if not cuts and (first or count or end < n_tokens):
+            break
+        end += count
+    else:
+        if end == n_tokens:
+            return
+    raise Refusal(
+        "7.5",
+        f"tiles {rows} do not cut {n_tokens} queries in order",
+        {"tiles": rows, "n_tokens": n_tokens},
+    )
 
 
 def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
-    """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab]."""
-    slots, sanitizes = list(graph.slots), step.sanitizes
+    """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab].
+
+    inputs: what `fill_batch_inputs` gave, on the host or on the device.
+    """
+    slots = bind(graph, inputs, step)
+    for node in graph.nodes:
+        result = _launch(node, slots)
+        if node.stores is not None:
+            step.stored(node.stores, *result[1:])
+        if step.sanitizes and node.op in ATTENTION:
+            step.check(_attended(graph, node, slots), result)
+        _free(node, slots)
+    return slots[graph.output]
+
+
+def launch_all(graph: Graph, bound: Sequence[Any]) -> Any:
+    """The launches of `execute` alone, for a recorder: a step is told of no stored row."""
+    slots = list(bound)
+    for node in graph.nodes:
+        _launch(node, slots)
+        _free(node, slots)
+    return slots[graph.output]
+
+
+def bind(graph: Graph, inputs: Mapping[str, Any], step: Step) -> list[Any]:
+    """The table of values with inputs and regions in their slots."""
+    slots = list(graph.slots)
     for name, slot in graph.inputs.items():
         slots[slot] = inputs[name]
     for layer, where in graph.regions.items():
@@ -123,19 +152,21 @@ def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
         for region in (k, v):
             _check_region(layer, region, graph.params.kv_format, where)
         slots[where.k.slot], slots[where.v.slot] = k, v
-    for node in graph.nodes:
-        result = node.launch(*[slots[i] for i in node.inputs], **node.scalars)
-        if node.stores is None:
-            slots[node.outputs[0]] = result
-        else:
-            for slot, value in zip(node.outputs, result, strict=True):
-                slots[slot] = value
-            step.stored(node.stores, *result[1:])
-        if sanitizes and node.op in ATTENTION:
-            step.check(_attended(graph, node, slots), result)
-        for slot in node.frees:
-            slots[slot] = None
-    return slots[graph.output]
+    return slots
+
+
+def _launch(node: Node, slots: list[Any]) -> Any:
+    """Put what a node computes into its slots; returns it."""
+    result = node.launch(*[slots[i] for i in node.inputs], **node.scalars)
+    values = (result,) if node.stores is None else result
+    for slot, value in zip(node.outputs, values, strict=True):
+        slots[slot] = value
+    return result
+
+
+def _free(node: Node, slots: list[Any]) -> None:
+    for slot in node.frees:
+        slots[slot] = None
 
 
 def _attended(graph: Graph, node: Node, slots: Sequence[Any]) -> Attended:

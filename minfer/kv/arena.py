@@ -25,7 +25,7 @@ class Arena:
     """`n_ctx` cells of K and of V in each layer. Regions are rebound: a backend may return others.
 
     threads: workers of every kernel call, None for the variant's own. fill: what unused cells
-    hold, 0 or NaN.
+    hold, 0 or NaN. generation: rises when a region comes to lie in other arrays.
     """
 
     def __init__(
@@ -47,6 +47,22 @@ class Arena:
         shape = (fmt, n_ctx, n_head_kv, head_dim)
         regions: list[Region] = self.kernels.empty_regions(2 * n_layer, *shape, fill)
         self.layers = list(zip(regions[::2], regions[1::2], strict=True))
+        self.generation = 0
+
+    def bind(self, layer: int, k: Region, v: Region) -> None:
+        """Keep these cells of `layer`; `generation` rises if their arrays are others (7.4)."""
+        kept = [array for region in self.layers[layer] for array in region.arrays]
+        if any(a is not b for a, b in zip(kept, (*k.arrays, *v.arrays), strict=True)):
+            self.generation += 1
+        self.layers[layer] = k, v
+
+    def answers(self) -> bool:
+        """Whether the device takes and gives arrays; after a fault of a kernel it does not."""
+        try:
+            self.kernels.to_host(self.kernels.from_host(np.zeros(1, np.float32)))
+        except Exception:
+            return False
+        return True
 
     def move(self, moves: Sequence[Move]) -> None:
         """Copy rows inside every region, in order, cells verbatim (5.6)."""
@@ -55,14 +71,14 @@ class Arena:
         table = np.array([(move.src, move.dst, move.rows) for move in moves], np.int32)
         for layer, pair in enumerate(self.layers):
             k, v = (self._run("move_cells", region, table) for region in pair)
-            self.layers[layer] = k, v
+            self.bind(layer, k, v)
 
     def turn_keys(self, cells: range, turns: Sequence[Turn | None], pairing: str) -> None:
         """Rotate the K rows in `cells`, each layer by its own angles (5.7)."""
         for layer, turn in enumerate(turns):
             if turn is not None and len(cells):
                 k, v = self.layers[layer]
-                self.layers[layer] = self._turned(k, cells, turn, pairing), v
+                self.bind(layer, self._turned(k, cells, turn, pairing), v)
 
     def _turned(self, k: Region, cells: range, turn: Turn, pairing: str) -> Region:
         if self.fmt is KvFormat.Q8_0:
@@ -82,7 +98,7 @@ class Arena:
             some = table[first : first + ROWS_AT_ONCE]
             for layer, pair in enumerate(self.layers):
                 k, v = (self.kernels.clear_cells(region, some, self.fill) for region in pair)
-                self.layers[layer] = k, v
+                self.bind(layer, k, v)
 
     def decoded(self, region: Region, cells: Sequence[range]) -> Floats:
         """Rows float32 [n, n_head_kv, head_dim] on the host."""

@@ -54,7 +54,7 @@ class CellTables:
         self.counts = Counts()
         self.next_run = 0
         self._open: Plan | None = None
-        self._broken: BaseException | None = None
+        self._broken = ""  # why everything is refused
 
     def install(self, change: Change) -> None:
         """Make `change` so; one that was planned on other tables is refused (5.5)."""
@@ -88,8 +88,12 @@ class CellTables:
         try:
             yield
         except BaseException as error:
-            self._broken = error
+            self.lose(error, "it came while its cells were being changed; make another")
             raise
+
+    def lose(self, error: BaseException, why: str) -> None:
+        """Refuse everything from now on. why: in words, with the way out."""
+        self._broken = f"the store is lost: {error!r}; {why}"
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""
@@ -131,13 +135,8 @@ class CellTables:
             )
 
     def _refuse_broken(self) -> None:
-        if self._broken is not None:
-            raise Refusal(
-                "5.5",
-                f"the store is lost: {self._broken!r} came while its cells were being changed; "
-                "make another",
-                {"error": repr(self._broken)},
-            )
+        if self._broken:
+            raise Refusal("5.5", self._broken)
 
     def known(self, seq: int) -> Entry:
         """The entry of a sequence; one that holds no run is refused (2.5)."""

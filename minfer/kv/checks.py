@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from minfer import settings
 from minfer.errors import Refusal
-from minfer.format import Floats, Int32
+from minfer.format import Int32
 from minfer.window import WindowMode
 
 INT32_MAX = 2**31 - 1
@@ -65,16 +66,19 @@ def unknown(seq: int) -> Refusal:
     return Refusal("2.5", message, {"seq": seq})
 
 
-def int32s(name: str, array: object, shape: tuple[int, ...]) -> Int32:
-    """Whole numbers as int32 of `shape`; other dtypes, shapes and sizes of number are refused."""
-    given = np.asarray(array)
+def int32s(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleType) -> Int32:
+    """Whole numbers as int32 of `shape` on the host, from there or of the backend's own arrays.
+
+    Other dtypes, shapes and sizes of number are refused.
+    """
+    given = kernels.to_host(array) if isinstance(array, kernels.array_type()) else np.asarray(array)
     if given.dtype.kind not in "iu" or given.shape != shape:
         raise Refusal(
             "10",
             f"{name} holds {given.dtype} {list(given.shape)}; give int32 {list(shape)}",
             {"name": name, "dtype": str(given.dtype), "shape": given.shape, "wanted": shape},
         )
-    kept = given.astype(np.int32, copy=False)
+    kept: Int32 = given.astype(np.int32, copy=False)
     if given.dtype != np.int32 and (kept != given).any():
         value = int(given[kept != given][0])
         message = f"{name} holds {value}, which is no int32"
@@ -82,35 +86,47 @@ def int32s(name: str, array: object, shape: tuple[int, ...]) -> Int32:
     return kept
 
 
-def checked_rows(name: str, array: object, shape: tuple[int, ...]) -> Floats:
-    """`array` as contiguous float32 of `shape`; another shape or dtype is refused (4.2, 10)."""
-    if not isinstance(array, np.ndarray):
-        kind = type(array).__name__
-        raise Refusal("10", f"{name} is a {kind}; give a numpy array", {"name": name, "type": kind})
-    if array.dtype != np.float32:
+def checked_rows(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleType) -> Any:
+    """float32 of `shape` as an array of the backend; another shape or dtype is refused (4.2, 10).
+
+    array: numpy's, or one of the backend's own.
+    """
+    own = kernels.array_type()
+    if not isinstance(array, (np.ndarray, own)):
+        kind, wanted = type(array).__name__, "a numpy array"
+        if own is not np.ndarray:
+            wanted += f" or a {own.__module__}.{own.__name__}"
+        raise Refusal("10", f"{name} is a {kind}; give {wanted}", {"name": name, "type": kind})
+    dtype, given = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+    if dtype != "float32":
         raise Refusal(
             "4.2",
-            f"{name} holds {array.dtype}; rows reach the store as float32, convert them first",
-            {"name": name, "dtype": str(array.dtype)},
+            f"{name} holds {dtype}; rows reach the store as float32, convert them first",
+            {"name": name, "dtype": dtype},
         )
-    if array.shape != shape:
+    if given != shape:
         raise Refusal(
             "10",
-            f"{name} has shape {list(array.shape)}; wanted is {list(shape)}",
-            {"name": name, "shape": array.shape, "wanted": shape},
+            f"{name} has shape {list(given)}; wanted is {list(shape)}",
+            {"name": name, "shape": given, "wanted": shape},
         )
-    return np.ascontiguousarray(array)
+    if isinstance(array, np.ndarray):
+        return kernels.from_host(np.ascontiguousarray(array))
+    return array
 
 
-def checked_query(q: object, n_q: int | None, n_head_kv: int, head_dim: int) -> Floats:
-    """Queries as contiguous float32 [n_q, n_head, head_dim], n_head a multiple of n_head_kv (2.8).
+def checked_query(
+    q: Any, n_q: int | None, n_head_kv: int, head_dim: int, kernels: ModuleType
+) -> Any:
+    """Queries float32 [n_q, n_head, head_dim], n_head a multiple of n_head_kv (2.8).
 
-    n_q: None takes as many as there are.
+    As an array of the backend, see `checked_rows`. n_q: None takes as many as there are.
     """
     n_rows, n_head = 1, n_head_kv
-    if isinstance(q, np.ndarray) and q.ndim == 3:
+    if getattr(q, "ndim", 0) == 3:
         n_rows, n_head = q.shape[:2]
-    rows = checked_rows("q", q, (n_rows if n_q is None else n_q, n_head, head_dim))
+    wanted = (n_rows if n_q is None else n_q, n_head, head_dim)
+    rows = checked_rows("q", q, wanted, kernels)
     if not n_head or n_head % n_head_kv:
         raise Refusal(
             "2.8",

@@ -146,7 +146,8 @@ def _zeroed(kernels: Any, region: Region, cells: Int32) -> Region:
     shape = (region.fmt, region.n_cells, region.n_head_kv, region.head_dim)
     (copy,) = kernels.empty_regions(1, *shape)
     kept = np.setdiff1d(np.arange(region.n_cells, dtype=np.int32), cells)
-    return kernels.write_cells(copy, kept, kernels.read_cells(region, kept))  # type: ignore[no-any-return]
+    whole: Region = kernels.write_cells(copy, kept, kernels.read_cells(region, kept))
+    return whole
 
 
 def place_of(store: KvStore, plan: Plan, cell: int) -> Place | None:

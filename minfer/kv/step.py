@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from minfer import registry
 from minfer.errors import Refusal
-from minfer.format import Floats, Region
+from minfer.format import Region
 from minfer.kv import sanitizer
 from minfer.kv.checks import checked_query, checked_rows, checked_scale, whole_number
 from minfer.kv.inputs import StepInputs
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Step:
     """What `store.step(batch)` hands to its block. Arrays are float32 and one row a token.
 
+    They may be numpy's or the backend's own; what comes out is the backend's (contract 10).
     inputs: the integer inputs, for a graph that writes and attends by itself.
     moves: the rows that copy-on-write copied, in order. receipts: by layer, which attention variant
     ran last and why.
@@ -37,7 +38,7 @@ class Step:
         self._choices: dict[tuple[str, int, str | None], registry.Choice] = {}
         self._closed = False
 
-    def write(self, layer: int, *, k: Floats, v: Floats) -> None:
+    def write(self, layer: int, *, k: Any, v: Any) -> None:
         """Store the K and V rows [n_tokens, n_head_kv, head_dim] of `layer`; once a layer.
 
         They become readable to later steps when the block ends well.
@@ -45,7 +46,7 @@ class Step:
         layer = self._unwritten(layer)
         store = self._store
         shape = (self.inputs.n_tokens, store.n_head_kv, store.head_dim)
-        rows = [checked_rows(name, array, shape) for name, array in (("k", k), ("v", v))]
+        rows = [checked_rows(*of, shape, store.kernels) for of in (("k", k), ("v", v))]
         choice = self._choose("store_cells", store.n_head_kv, None)
         written = [
             choice.launch(region, array, self.inputs.cells, fmt=store.fmt, config=choice.config)
@@ -62,6 +63,13 @@ class Step:
         self._store.rebind(layer, k, v)
         self._written.add(layer)
 
+    def replayed(self) -> None:
+        """Say that recorded launches stored the rows of every layer, in the regions as they are."""
+        self._in_block(0)
+        if self._written:
+            raise Refusal("5.5", f"layers {sorted(self._written)} are written already")
+        self._written.update(range(self._store.n_layer))
+
     def region(self, layer: int) -> tuple[Region, Region]:
         """The K and the V cells of `layer`."""
         return self._store.region(self._in_block(layer))
@@ -70,15 +78,16 @@ class Step:
         self,
         layer: int,
         *,
-        q: Floats,
+        q: Any,
         scale: float | None = None,
         width: int = 0,
         variant: str | None = None,
-    ) -> Floats:
+    ) -> Any:
         """Attention of q [n_tokens, n_head, head_dim] over the stored rows of `layer`.
 
-        Returns float32 of q's shape. scale multiplies the score, 1 / sqrt(head_dim) by default.
-        width: sliding width in positions, 0 for none. variant: a name, else the default.
+        Returns float32 of q's shape, an array of the backend. scale multiplies the score,
+        1 / sqrt(head_dim) by default. width: sliding width in positions, 0 for none. variant: a
+        name, else the default.
         """
         layer = self._in_block(layer)
         if layer not in self._written:
@@ -88,7 +97,7 @@ class Step:
                 {"layer": layer},
             )
         store, inputs = self._store, self.inputs
-        q = checked_query(q, inputs.n_tokens, store.n_head_kv, store.head_dim)
+        q = checked_query(q, inputs.n_tokens, store.n_head_kv, store.head_dim, store.kernels)
         width = whole_number(width, "sliding width", "2.4")
         choice = self._choose(inputs.mode.op, q.shape[1], variant)
         regions = store.region(layer)
@@ -99,16 +108,20 @@ class Step:
             "width": width,
             "config": choice.config,
         }
-        out: Floats = choice.launch(q, *regions, *windows, **scalars)
+        out = choice.launch(q, *regions, *windows, **scalars)
         self.receipts[layer] = choice.receipt
         if store.sanitize:
 
-            def launch(k: Region, v: Region) -> Floats:
-                again: Floats = choice.launch(q, k, v, *windows, **scalars)
-                return again
+            def launch(k: Region, v: Region) -> Any:
+                return choice.launch(q, k, v, *windows, **scalars)
 
             self.check(Attended(layer, q, width, choice.receipt, regions, launch), out)
         return out
+
+    @property
+    def pool(self) -> tuple[int, str]:
+        """Which arrays hold the cells, as a number, and how cells are arranged in them (7.4)."""
+        return self._store.pool_generation, self._store.layout
 
     @property
     def sanitizes(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -66,34 +66,29 @@ class KvStore(Sequences):
         self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
         self.device = Device.parse(device)
         self.sanitize = sanitizes(sanitize)
-        kernels = self.device.package()
+        self.kernels = self.device.package()
+        heads = {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim}
         self.fmt = resolve(
             settings.cache_type() if cache_type is None else cache_type,
             device_kind=self.device.name,
             n_layer=self.n_layer,
-            n_head_kv=self.n_head_kv,
-            head_dim=self.head_dim,
-            reads_packed_kv=kernels.READS_PACKED_KV,
+            reads_packed_kv=self.kernels.READS_PACKED_KV,
+            **heads,
         )
-        cells = self.memory_bytes(
-            n_layer=self.n_layer,
-            n_ctx=self.n_ctx,
-            n_head_kv=self.n_head_kv,
-            head_dim=self.head_dim,
-            fmt=self.fmt,
-        )
-        memory.require({f"{self.fmt} cells": cells, "tables": TABLE_BYTES * self.n_ctx})
-        super().__init__(CellTables(self.n_ctx))
-        self._arena = Arena(
-            self.device,
-            self.fmt,
-            self.n_layer,
-            self.n_ctx,
-            self.n_head_kv,
-            self.head_dim,
-            threads=self.threads,
-            fill=float("nan") if self.sanitize else 0.0,
-        )
+        sizes = {"n_layer": self.n_layer, "n_ctx": self.n_ctx, **heads}
+        needs = {
+            f"{self.fmt} KV cache of {self.n_ctx} cells": self.memory_bytes(**sizes, fmt=self.fmt),
+            "tables": TABLE_BYTES * self.n_ctx,
+        }
+        with memory.required(needs, self.device.free_bytes):
+            super().__init__(CellTables(self.n_ctx))
+            self._arena = Arena(
+                self.device,
+                self.fmt,
+                **sizes,
+                threads=self.threads,
+                fill=float("nan") if self.sanitize else 0.0,
+            )
 
     @staticmethod
     def memory_bytes(
@@ -105,7 +100,12 @@ class KvStore(Sequences):
     @property
     def layout(self) -> str:
         """How the backend arranges cells inside its regions (contract 3.6)."""
-        return cast(str, self._arena.kernels.LAYOUT)
+        return cast(str, self.kernels.LAYOUT)
+
+    @property
+    def pool_generation(self) -> int:
+        """Rises when a region comes to lie in other arrays than before (contract 7.4)."""
+        return self._arena.generation
 
     def remove(
         self,
@@ -146,7 +146,7 @@ class KvStore(Sequences):
         the batch is truncated to its first position in the batch.
         """
         plan = make_plan(self._tables, batch)
-        refuse_window(plan.mode, self._arena.kernels, self.device.name)
+        refuse_window(plan.mode, self.kernels, self.device.name)
         step = Step(self, plan)
         try:
             self._begin(plan)
@@ -154,6 +154,10 @@ class KvStore(Sequences):
             step.finish()
             with Uninterrupted():
                 self._tables.commit(plan)
+        except Exception as error:
+            if not isinstance(error, Refusal) and not self._arena.answers():
+                self._tables.lose(error, "the device answers no more; start another process")
+            raise
         finally:
             # An interrupt may come between any two lines, another while the first is answered:
             # whatever is still open is undone.
@@ -171,15 +175,15 @@ class KvStore(Sequences):
         """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, cell_bytes]."""
         return self._arena.canonical(*self._read_plan(seq, layer, which))
 
-    def import_rows(self, seq: int, k: Floats, v: Floats) -> None:
+    def import_rows(self, seq: int, k: Any, v: Any) -> None:
         """Append rows to `seq` in all layers at once, as a prefill would have written them.
 
-        k, v: float32 [n_layer, n, n_head_kv, head_dim]; they become positions
-        [written, written + n).
+        k, v: float32 [n_layer, n, n_head_kv, head_dim], on the host or the device; they become
+        positions [written, written + n).
         """
         n = np.shape(k)[1] if np.ndim(k) == 4 else 1
         shape = (self.n_layer, n, self.n_head_kv, self.head_dim)
-        k, v = checked_rows("k", k, shape), checked_rows("v", v, shape)
+        k, v = (checked_rows(*of, shape, self.kernels) for of in (("k", k), ("v", v)))
         t = self.written(seq)
         with self.step(Batch([seq] * n, range(t, t + n), PREFILL)) as step:
             for layer in range(self.n_layer):
@@ -191,7 +195,7 @@ class KvStore(Sequences):
 
     def rebind(self, layer: int, k: Region, v: Region) -> None:
         """Keep the regions that a storing op returned for `layer`."""
-        self._arena.layers[layer] = k, v
+        self._arena.bind(layer, k, v)
 
     def checked_layer(self, layer: int) -> int:
         """`layer` as an index in [0, n_layer), refused outside."""

@@ -6,30 +6,52 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minfer import rope
+from minfer.format import Floats
 from minfer.graph.builder import GraphBuilder
 from minfer.graph.cache import GraphCache
+from minfer.graph.capture import recorder
 from minfer.graph.nodes import Graph, Heads
 from minfer.graph.params import GraphParams
+from minfer.graph.replay import Runner
 from minfer.kv.inputs import StepInputs
+from minfer.kv.step import Step
 from minfer.kv.store import KvStore
 from minfer.models.blocks import Model
 from minfer.models.hyperparameters import Hyperparameters
+from minfer.ops import F32
+from minfer.window import WindowMode
 
 
 class ModelGraphs:
-    """Builds a graph where a batch needs another one, and keeps it by its params.
+    """Builds a graph where a batch needs another one, keeps it by its params, and runs it.
 
     weights: what `models.weights.load_weights` gives. revision: the name of the model file.
+    activations: what operands of products are rounded to. replay: whether decode is replayed on
+    devices that can.
     """
 
     def __init__(
-        self, hp: Hyperparameters, weights: Mapping[str, Any], store: KvStore, revision: str
+        self,
+        hp: Hyperparameters,
+        weights: Mapping[str, Any],
+        store: KvStore,
+        revision: str,
+        *,
+        activations: str = F32,
+        replay: bool = True,
     ) -> None:
         self._hp, self._weights, self._store, self._revision = hp, weights, store, revision
-        self._tables = {r: rope.tables(store.n_ctx, r) for r in hp.ropes}
+        place = store.kernels.from_host
+        self._tables = {
+            r: (place(cos), place(sin))
+            for r, (cos, sin) in ((r, rope.tables(store.n_ctx, r)) for r in hp.ropes)
+        }
         sliding = map(hp.sliding_of, range(hp.n_layer))
         self.widths = [how.width if how else 0 for how in sliding]
-        self._kept = GraphCache()
+        self._activations = activations
+        self._runner = Runner(store.kernels, recorder(store.kernels) if replay else None)
+        self._kept = GraphCache(self._runner.forget)
+        self._params: dict[tuple[str, WindowMode, int, int], GraphParams] = {}
 
     @property
     def built(self) -> int:
@@ -42,7 +64,13 @@ class ModelGraphs:
 
     def of(self, inputs: StepInputs, n_out: int) -> Graph:
         """The graph for a batch of which `n_out` rows give logits."""
-        params = GraphParams(
+        kind = inputs.kind, inputs.mode, inputs.n_tokens, n_out
+        if kind not in self._params:
+            self._params[kind] = self._new_params(inputs, n_out)
+        return self._kept.get(self._params[kind], self.build)
+
+    def _new_params(self, inputs: StepInputs, n_out: int) -> GraphParams:
+        return GraphParams(
             n_tokens=inputs.n_tokens,
             n_out=n_out,
             kind=inputs.kind,
@@ -50,9 +78,13 @@ class ModelGraphs:
             kv_format=self._store.fmt,
             layout=self._store.layout,
             windows=tuple((inputs.mode, width) for width in self.widths),
+            activations=self._activations,
             revision=self._revision,
         )
-        return self._kept.get(params, self.build)
+
+    def run(self, graph: Graph, inputs: Mapping[str, Any], step: Step) -> Floats:
+        """The output rows of a batch on the host, see `graph.replay.Runner`."""
+        return self._runner.run(graph, inputs, step)
 
     def build(self, params: GraphParams) -> Graph:
         """A new graph of `params`."""

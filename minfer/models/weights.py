@@ -7,8 +7,8 @@ to its format is decoded by the `gguf` package and written a few rows at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from minfer.format import BLOCK, BLOCK_BYTES, Floats, KvFormat
 from minfer.graph.weight import Weight
 from minfer.memory import zeroed
 from minfer.models.gguf import GgufFile
+from minfer.ops import Kernel
 
 AUTO = "auto"  # Q8_0 matrices as they are, the rest as f32
 # Matrices that read the same rows lie one below the other, so that decode reads them in one launch;
@@ -140,36 +141,48 @@ def _planned(
     )
 
 
-def load_weights(file: GgufFile, plan: list[Planned], *, progress: bool = False) -> dict[str, Any]:
+def load_weights(
+    file: GgufFile, plan: list[Planned], *, place: Kernel | None = None, progress: bool = False
+) -> dict[str, Any]:
     """Every array of the plan by name, read-only: a `Weight` for a matrix, float32 for a vector.
 
-    A stack that the plan leaves in its parts is a tuple of them. progress: show a bar on stderr.
-    Refuses a tensor that its format cannot hold.
+    A stack that the plan leaves in its parts is a tuple of them. place: puts an array on the
+    device; the host then holds one at a time. None leaves all where they are. progress: show a bar
+    on stderr. Refuses a tensor that its format cannot hold.
     """
     from tqdm import tqdm
 
-    # Not as they lie in the file, even where nothing changes: its pages are small, and a file that
-    # another program cuts short would end this one.
-    arrays = {
-        p.name: area.view(p.dtype).reshape(p.stored_shape)
-        for p, area in zip(plan, zeroed(p.n_bytes for p in plan), strict=True)
-    }
-    jobs = [job for p in plan for job in _jobs(file, p, arrays[p.name])]
     total = sum(math.prod(p.shape) for p in plan)
     bar = tqdm(total=total, desc="weights", unit_scale=True, disable=not progress, leave=False)
-    with ThreadPoolExecutor(cores()) as pool, bar:
-        for n in pool.map(lambda job: job.run(file), jobs):
-            bar.update(n)
     loaded: dict[str, Any] = {}
-    for p in plan:
-        array = arrays[p.name].view()
-        array.flags.writeable = False
-        weight = Weight(array, p.fmt, p.origin) if array.ndim == 2 else array
-        if p.stack:
-            loaded[p.stack] = (*loaded.get(p.stack, ()), weight)
-        else:
-            loaded[p.name] = weight
+    with ThreadPoolExecutor(cores()) as pool, bar:
+        for some in [plan] if place is None else [[p] for p in plan]:
+            for p, area in zip(some, _read(file, some, pool, bar.update), strict=True):
+                array = area if place is None else place(area)
+                weight = Weight(array, p.fmt, p.origin) if area.ndim == 2 else array
+                if p.stack:
+                    loaded[p.stack] = (*loaded.get(p.stack, ()), weight)
+                else:
+                    loaded[p.name] = weight
     return loaded
+
+
+def _read(
+    file: GgufFile, plan: list[Planned], pool: Executor, done: Callable[[int], object]
+) -> list[NDArray[Any]]:
+    """The arrays of a plan, read-only, in one piece of memory. done: told of elements made."""
+    # Not as they lie in the file, even where nothing changes: its pages are small, and a file that
+    # another program cuts short would end this one.
+    areas = zeroed(p.n_bytes for p in plan)
+    arrays = [
+        area.view(p.dtype).reshape(p.stored_shape) for p, area in zip(plan, areas, strict=True)
+    ]
+    jobs = [job for p, array in zip(plan, arrays, strict=True) for job in _jobs(file, p, array)]
+    for n in pool.map(lambda job: job.run(file), jobs):
+        done(n)
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
 
 
 @dataclass(frozen=True, eq=False)

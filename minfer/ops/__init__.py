@@ -17,8 +17,10 @@ from minfer.ops.declaration import (
     variant,
 )
 from minfer.ops.table import (
+    ACTIVATIONS,
     CELLS,
     DECODE,
+    F32,
     HALF,
     INTERLEAVED,
     KINDS,
@@ -27,13 +29,16 @@ from minfer.ops.table import (
     PREFILL,
     WEIGHT,
     Op,
+    check_activations,
     check_kind,
     check_pairing,
 )
 
 __all__ = [
+    "ACTIVATIONS",
     "CELLS",
     "DECODE",
+    "F32",
     "HALF",
     "INTERLEAVED",
     "KINDS",
@@ -49,6 +54,7 @@ __all__ = [
     "Shape",
     "Tunable",
     "Variant",
+    "check_activations",
     "check_kind",
     "check_pairing",
     "split_name",

@@ -13,6 +13,8 @@ KINDS = (PREFILL, DECODE)
 HALF, INTERLEAVED = "half", "interleaved"
 PAIRINGS = (HALF, INTERLEAVED)
 CELLS, WEIGHT = "cells", "weight"  # what a storage format is of
+F32 = "f32"
+ACTIVATIONS = (F32, "f16", "bf16")  # what operands of products may be rounded to
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,14 @@ def check_kind(kind: object) -> None:
     """Refuse a kind of tokens that is neither prefill nor decode."""
     if kind not in KINDS:
         raise Refusal("1", f"kind {kind!r} is none of {', '.join(KINDS)}", {"kind": kind})
+
+
+def check_activations(activations: object) -> None:
+    """Refuse a type of activations that is none of f32, f16 and bf16."""
+    if activations not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        message = f"activations {activations!r} are none of {known}; leave them out for f32"
+        raise Refusal("10", message, {"activations": repr(activations)})
 
 
 def check_pairing(pairing: object) -> None:
