@@ -148,7 +148,8 @@ class Model(Case):
     """A prompt of `depth` tokens and decoding behind it; formats are those of the cache.
 
     weights: type of the weights in the file, `q4_1` as published or requantized by the peer.
-    path: the file, known once the run has begun.
+    read_as: the format that every engine decodes them to, where that is asked of it. path: the
+    file, known once the run has begun.
     """
 
     what: ClassVar[str] = "model"
@@ -156,6 +157,7 @@ class Model(Case):
     weights: str
     depth: int
     caches: tuple[str, ...] = FORMATS
+    read_as: str = ""
     path: str = ""
 
     @property
@@ -170,7 +172,8 @@ class Model(Case):
 
     def label(self, measure: str) -> str:
         where = f"prefill {self.depth}" if measure == "prefill" else f"decode at {self.depth}"
-        return f"{where}, {self.weights} file, cache"
+        weights = f"{self.read_as} weights" if self.read_as else f"{self.weights} file"
+        return f"{where}, {weights}, cache"
 
 
 def copies(case: Case, size: float, rotate_bytes: int) -> int:

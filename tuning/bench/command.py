@@ -1,103 +1,91 @@
-"""`python -m tuning bench`: options, the run, the report."""
+"""`python -m tuning bench`: the run and its report."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from minfer import settings
-from minfer.device import Device, cores
+from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.kv.checks import THREADS_MAX, whole_number
 from minfer.pull import resolve_model
 from tuning.bench.cases import Case, Model
-from tuning.bench.contestants import ANSWER_SECONDS, OURS, Column, columns, opened
-from tuning.bench.environment import environment, last_level_cache
+from tuning.bench.contestants import OURS, Column, opened
+from tuning.bench.environment import environment
+from tuning.bench.lines import Printer
+from tuning.bench.options import (
+    add_arguments,
+    cases_of,
+    columns_of,
+    options_of,
+    refuse_device,
+    refuse_place,
+)
 from tuning.bench.protocol import ChildFailed
 from tuning.bench.results import rows
 from tuning.bench.rounds import Contestant, Options, measure
-from tuning.bench.suites import QUICK, SUITES
 
-PEERS = Path(".venv-peers/bin/python")
-ROUNDS, QUICK_ROUNDS, SECONDS = 15, 2, 15.0
-ROTATE_CACHES = 8  # cold inputs rotate over this many last-level caches
-READ_ROTATIONS = 2  # and the read rate is that of twice as many bytes
-QUICK_ROTATE = 1 << 16
-MODEL = "smollm2"
+__all__ = ["add_arguments", "measured", "run"]
+
+READ_ROTATIONS = 2  # the read rate is that of twice as many bytes as cold inputs have
 QUANTIZER = "llama-cpp-python"  # whose version ggml's column tells
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
-    add = parser.add_argument
-    add("--device", default="cpu", help="what is measured: cpu")
-    add("--what", nargs="+", choices=list(SUITES), default=list(SUITES), metavar="SUITE",
-        help=f"any of {', '.join(SUITES)}; default all")  # fmt: skip
-    add("--peers", nargs="?", type=Path, const=PEERS, metavar="PYTHON",
-        help=f"also time ggml and torch, in this interpreter; default {PEERS}")  # fmt: skip
-    add("--json", action="store_true", help="print everything as JSON instead of tables")
-    add("--out", type=Path, metavar="FILE", help="write the JSON to a file as well")
-    add("--threads", type=int, default=cores(), help="threads of every column; default %(default)s")
-    add("--rounds", type=int, default=ROUNDS, help="at most; default %(default)s")
-    add("--seconds", type=float, default=SECONDS,
-        help="rounds of a shape end after that; default %(default)s")  # fmt: skip
-    add("--quick", action="store_true", help="tiny sizes and two rounds: does everything run?")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure and report."""
-    device = Device.parse(args.device)
-    if device.name != "cpu":
-        raise Refusal("0.3", f"bench measures the cpu, not {device.name}", {"device": device.name})
-    rounds = whole_number(args.rounds, "--rounds", "10", low=1)
-    if not 0 < args.seconds < math.inf:
-        what = f"--seconds {args.seconds} is no time; give a finite number above 0"
-        raise Refusal("10", what, {"seconds": args.seconds})
+    on_gpu = refuse_device(Device.parse(args.device))
+    options = options_of(args, on_gpu)
     if args.out is not None:
         refuse_place(args.out)
-    options = Options(
-        threads=whole_number(args.threads, "--threads", "10", low=1, high=THREADS_MAX),
-        rounds=QUICK_ROUNDS if args.quick else rounds,
-        seconds=args.seconds,
-        rotate=QUICK_ROTATE if args.quick else ROTATE_CACHES * last_level_cache(),
-    )
-    suites = QUICK if args.quick else SUITES
-    started, facts = time.monotonic(), environment()
-    peers = args.peers.absolute() if args.peers else None  # a link to the base stays a link
-    with opened(columns(peers)) as found:
-        report = measured([case for what in args.what for case in suites[what]], found, options)
-    report = {"environment": facts, **report, "seconds": time.monotonic() - started}
+    cases = cases_of(args, on_gpu)
+    started, facts = time.monotonic(), {**environment(), "device": args.device}
+
+    def whole(report: dict[str, Any]) -> dict[str, Any]:
+        return {"environment": facts, **report, "seconds": time.monotonic() - started}
+
+    printer = Printer() if on_gpu and not args.json else None
+
+    def keep(report: dict[str, Any]) -> None:
+        if printer is not None:
+            printer.show(report)
+        if args.out is not None:
+            with contextlib.suppress(OSError):  # said in the end
+                args.out.write_text(json.dumps(whole(report), indent=1) + "\n")
+
+    with opened(columns_of(args, cases, on_gpu)) as found:
+        report = whole(measured(cases, found, options, keep))
     text = json.dumps(report, indent=1)
     try:
         if args.json:
             print(text, flush=True)
-        else:
+        elif printer is None:
             from tuning.bench.table import show
 
             show(report)
+        else:
+            printer.end(report)
     finally:  # a long run is kept where either can be written
         if args.out is not None:
             args.out.write_text(text + "\n")
 
 
-def refuse_place(out: Path) -> None:
-    """Refuse, before anything is measured, a file that cannot be written."""
-    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        message = f"--out {out} cannot be written; name a file in a folder that can"
-        raise Refusal("0.1", message, {"out": str(out)})
+def measured(
+    cases: Sequence[Case],
+    found: list[Column],
+    options: Options,
+    keep: Callable[[dict[str, Any]], None] = lambda report: None,
+) -> dict[str, Any]:
+    """All cases, with the machine's rates taken again before each; the best ones count.
 
-
-def measured(cases: Sequence[Case], found: list[Column], options: Options) -> dict[str, Any]:
-    """All cases, with the machine's rates taken again before each; the best ones count."""
+    keep: is given the report so far after each case.
+    """
     ours = next(column for column in found if column.name == OURS)
     if ours.missing:
         raise ChildFailed(f"the column of minfer itself {ours.missing}")
@@ -114,18 +102,35 @@ def measured(cases: Sequence[Case], found: list[Column], options: Options) -> di
                 skipped.append(f"{case.label(case.measures[0])}: {why}")
                 continue
             done.append((case, measure(case, found, options)))
+            keep(report_of(done, skipped, found, rates, options))
         _take_rates(ours, rates, options)
+    return report_of(done, skipped, found, rates, options)
+
+
+def report_of(
+    done: Sequence[tuple[Case, list[Contestant]]],
+    skipped: Sequence[str],
+    found: Sequence[Column],
+    rates: dict[str, float],
+    options: Options,
+) -> dict[str, Any]:
+    """All that is known, as plain data."""
     return {
         "threads": options.threads,
         "rounds": options.rounds,
         "rotate_bytes": options.rotate,
         "settle_seconds": options.settle,
-        "rates": rates,
+        "rates": dict(rates),
         "columns": {
-            c.name: {"missing": c.missing, "versions": c.versions, "idle_cpu_seconds": c.idle}
+            c.name: {
+                "missing": c.missing,
+                "versions": c.versions,
+                "suites": list(c.suites),
+                "idle_cpu_seconds": c.idle,
+            }
             for c in found
         },
-        "skipped": skipped,
+        "skipped": list(skipped),
         "rows": [row for case, racers in done for row in rows(case, racers, rates)],
     }
 
@@ -144,7 +149,7 @@ def with_file(case: Model, found: Sequence[Column], options: Options) -> Model:
     Made files are kept, one for each size of the pulled one and version of the tool. Without ggml
     the one that is there is taken.
     """
-    source = resolve_model(MODEL)
+    source = resolve_model(options.model)
     if case.weights == "q4_1":
         return replace(case, path=str(source))
     folder = settings.cache_dir() / "bench"
@@ -163,7 +168,6 @@ def with_file(case: Model, found: Sequence[Column], options: Options) -> Model:
     target = folder / f"{name}-{ggml.versions[QUANTIZER]}.gguf"
     if not target.exists():
         ggml.ask(
-            ANSWER_SECONDS,
             do="requantize",
             source=str(source),
             target=str(target),

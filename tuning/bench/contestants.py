@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,21 @@ from typing import Any, Protocol
 from tuning.bench.protocol import Absent, CallFailed, Child, ChildFailed, Message
 
 OURS, CONTROL = "ours", "control"
+# Ours otherwise: over rows that lie in several runs of cells, with launches that are not replayed.
+OTHERWISE = {"2 runs": "2", "4 runs": "4", "no replay": "eager"}
 START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
+GPU_ANSWER_SECONDS = 180.0  # compiling included; a kernel that hangs is ended after that
+GPU_PEERS = {  # module and argument, and the kinds of cases that it has
+    "cuDNN": (("torch_cuda", "cudnn"), "batch"),
+    "FA2": (("torch_cuda", "fa2"), "batch"),
+    "FlexAttention": (("torch_cuda", "flex"), "batch"),
+    "FlashInfer": (("flashinfer_cuda",), "batch"),
+    "FA3": (("fa3_cuda",), "batch"),
+    "torch": (("torch_cuda", "linear"), "dense"),
+    "compiled": (("transformers_cuda", "static"), "model"),
+    "eager": (("transformers_cuda", "eager"), "model"),
+}
+GPU_WAY_OUT = "install it, or name an interpreter that has it: --peers PYTHON"
 WAY_OUT = "run `make peers`, or name an interpreter that has it: --peers PYTHON"
 
 
@@ -34,6 +49,7 @@ class Column:
 
     missing: why there is no child. versions: what the child says of itself. idle: most CPU
     seconds it used between two requests, which is what its spinning workers took from others.
+    patience: seconds that an answer may take. way_out: for a peer that is missing.
     """
 
     name: str
@@ -43,10 +59,12 @@ class Column:
     suites: Sequence[str] = ()
     idle: float = 0.0
     child: Answers | None = None
+    patience: float = ANSWER_SECONDS
+    way_out: str = WAY_OUT
 
     @property
     def is_peer(self) -> bool:
-        return self.name not in (OURS, CONTROL)
+        return self.name not in (OURS, CONTROL, *OTHERWISE)
 
     def open(self) -> None:
         """Start the child and ask who it is; what goes wrong is kept in `missing`."""
@@ -56,17 +74,17 @@ class Column:
         except (ChildFailed, OSError) as error:
             self.close()
             reason = str(error).splitlines()[-1]
-            self.missing = f"{reason}; {WAY_OUT}" if self.is_peer else reason
+            self.missing = f"{reason}; {self.way_out}" if self.is_peer else reason
             return
         self.versions, self.suites = hello["versions"], hello["suites"]
 
-    def ask(self, timeout: float = ANSWER_SECONDS, **request: Any) -> Message:
+    def ask(self, **request: Any) -> Message:
         """A reply; raises Absent, or ChildFailed. A child that is gone is started anew next time,
         with nothing prepared."""
         if self.child is None:
             self.child = self.start()
         try:
-            reply = self.child.ask(request, timeout)
+            reply = self.child.ask(request, self.patience)
         except CallFailed:
             raise
         except ChildFailed:
@@ -104,17 +122,33 @@ def columns(peers: Path | None) -> list[Column]:
     return found
 
 
-def _child(interpreter: str, module: str) -> Callable[[], Answers]:
-    return lambda: Child([interpreter, "-m", f"tuning.columns.{module}"])
+def gpu_columns(peers: Path | None, kinds: Sequence[str]) -> list[Column]:
+    """Ours on a GPU, as control and otherwise too, and the peers that have cases of `kinds`."""
+    started: dict[str, tuple[str, ...]] = dict.fromkeys((OURS, CONTROL), ())
+    for name, argument in OTHERWISE.items():
+        if ("model" if argument == "eager" else "batch") in kinds:
+            started[name] = (argument,)
+    found = [Column(n, _child(sys.executable, "ours_cuda", *how)) for n, how in started.items()]
+    missing = "not asked for; --peers adds it" if peers is None else ""
+    for name, (how, kind) in GPU_PEERS.items():
+        if kind in kinds:
+            found.append(Column(name, _child(str(peers), *how), missing, way_out=GPU_WAY_OUT))
+    for column in found:
+        column.patience = GPU_ANSWER_SECONDS
+    return found
+
+
+def _child(interpreter: str, module: str, *arguments: str) -> Callable[[], Answers]:
+    return lambda: Child([interpreter, "-m", f"tuning.columns.{module}", *arguments])
 
 
 @contextmanager
 def opened(found: list[Column]) -> Iterator[list[Column]]:
     """The columns with their children started; all are ended in the end."""
     try:
-        for column in found:
-            if not column.missing:
-                column.open()
+        wanted = [column for column in found if not column.missing]
+        with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+            list(pool.map(Column.open, wanted))
         yield found
     finally:
         for column in found:

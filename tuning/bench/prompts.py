@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CHUNK = 512  # prompt tokens a batch, in every engine
+GPU_CHUNK = 4096  # on a GPU, where a prompt is one batch elsewhere too
 DECODED = 128  # tokens that may follow the prompt
 FIRST, USED = 300, 20011  # ids are spread over ordinary tokens; a prime, so that none repeats early
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuning.bench import statistics
-from tuning.bench.cases import Case
+from tuning.bench.cases import Case, Work
 from tuning.bench.contestants import CONTROL, OURS
 from tuning.bench.rounds import Contestant
 
@@ -15,12 +15,25 @@ Row = dict[str, Any]
 
 def rows(case: Case, racers: Sequence[Contestant], rates: Mapping[str, float]) -> list[Row]:
     """One row for each measure and format. Times are seconds of one call."""
-    return [
+    made = [
         row(case, measure, fmt, {r.column.name: r for r in racers if r.fmt == fmt}, rates)
         for measure in case.measures
         for fmt in case.formats
         if case.takes(fmt, measure) and any(r.fmt == fmt for r in racers)
     ]
+    for one in made:
+        one["of_f16"] = _of_f16(one, made)
+    return made
+
+
+def _of_f16(row: Row, rows: Sequence[Row]) -> Row | None:
+    """How many times our own time in f16, in the same rounds; None for that row itself."""
+    for other in rows:
+        if other["measure"] == row["measure"] and other["format"] == "f16" != row["format"]:
+            ours, theirs = (r["columns"].get(OURS, {}).get("samples", []) for r in (row, other))
+            if ours and len(ours) == len(theirs):
+                return statistics.ratios(ours, theirs)._asdict()
+    return None
 
 
 def row(
@@ -32,7 +45,7 @@ def row(
 ) -> Row:
     """What is known of one measure in one format."""
     work = case.work(fmt, measure)
-    floor, read_floor = statistics.floor(work, rates), statistics.read_floor(work, rates)
+    floor, peer_floor = statistics.floor(work, rates), statistics.peer_floor(work, rates)
     ours = racers.get(OURS)
     base = ours.samples.get(measure, []) if ours and ours.status == "timed" else []
     noise = None
@@ -50,7 +63,9 @@ def row(
         "floor": floor,
         "noise": noise,
         "columns": {
-            name: cell(racer, measure, base, noise, read_floor if racer.column.is_peer else floor)
+            name: cell(
+                racer, measure, base, noise, work, peer_floor if racer.column.is_peer else floor
+            )
             for name, racer in racers.items()
         },
     }
@@ -61,6 +76,7 @@ def cell(
     measure: str,
     base: Sequence[float],
     noise: float | None,
+    work: Work | None,
     floor: float | None,
 ) -> Row:
     """One column of a row. base: samples of ours. floor: that of this column."""
@@ -74,6 +90,8 @@ def cell(
         return found
     time = statistics.summarize(samples)
     found |= {"seconds": time._asdict(), "samples": samples}
+    if work is not None and (speed := statistics.speed(work, time.median)):
+        found |= speed
     if floor:
         found["of_floor"] = floor / time.median
     if statistics.impossible(time.median, floor):

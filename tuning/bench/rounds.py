@@ -19,6 +19,7 @@ from tuning.bench.protocol import Absent, ChildFailed, Message, unpack
 from tuning.bench.statistics import rotated
 
 SAMPLE_SECONDS = 0.02  # a sample repeats short calls until it is about that long
+GPU_SAMPLE_SECONDS = 0.01
 MODEL_SAMPLE_SECONDS = 0.25
 CALLS_MAX = 1000
 SETTLE_SECONDS = 0.015  # libgomp's workers spin up to 10 ms after a call
@@ -27,7 +28,8 @@ SETTLE_SECONDS = 0.015  # libgomp's workers spin up to 10 ms after a call
 @dataclass(frozen=True)
 class Options:
     """threads: of every column. rounds: at most. seconds: rounds of a measure end after that.
-    rotate: bytes that inputs of a cold case rotate over. settle: seconds after every turn.
+    rotate: bytes that inputs of a cold case rotate over. settle: seconds after every turn. sample:
+    how long one is about. model: name or file of whole models.
     """
 
     threads: int
@@ -35,6 +37,8 @@ class Options:
     seconds: float
     rotate: int
     settle: float = SETTLE_SECONDS
+    sample: float = SAMPLE_SECONDS
+    model: str = "smollm2"
 
 
 @dataclass
@@ -82,13 +86,28 @@ def _prepare(case: Case, columns: Sequence[Column], options: Options) -> list[Co
             racer = Contestant(column, fmt)
             racers.append(racer)
             _ready(racer, case, ours, options)
-            _lose_with_its_child(racer, racers)
+            if column.child is None:
+                _ready_again(racer, racers, case, ours, options)
             if column.name == OURS:
                 ours = racer
             if column.name == OURS and racer.status == "absent":
                 racers.remove(racer)
                 break  # a row is a format of ours
     return racers
+
+
+def _ready_again(
+    lost: Contestant,
+    racers: Sequence[Contestant],
+    case: Case,
+    ours: Contestant | None,
+    options: Options,
+) -> None:
+    """The other formats in the next child of a column whose child is gone: one costs its row."""
+    for racer in racers:
+        if racer.column is lost.column and racer.status == "timed":
+            _ready(racer, case, ours, options)
+            _lose_with_its_child(racer, racers)
 
 
 def _ready(racer: Contestant, case: Case, ours: Contestant | None, options: Options) -> None:
@@ -147,7 +166,7 @@ def _race(case: Case, name: str, racers: list[Contestant], options: Options) -> 
             _turn(racer, name, 1, options)
             _lose_with_its_child(racer, racers)
     running = _running(racers, name)
-    target = MODEL_SAMPLE_SECONDS if isinstance(case, Model) else SAMPLE_SECONDS
+    target = MODEL_SAMPLE_SECONDS if isinstance(case, Model) else options.sample
     calls = {id(r): calls_of(r.samples[name][0], target) for r in running}
     cost = sum(calls[id(r)] * r.samples[name][0] for r in running)
     first = 1

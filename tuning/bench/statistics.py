@@ -56,9 +56,25 @@ def floor(work: Work | None, rates: Mapping[str, float]) -> float | None:
     return max(work.bytes / rates["read"], products) or None
 
 
-def read_floor(work: Work | None, rates: Mapping[str, float]) -> float | None:
-    """The floor of a peer: it may multiply in a faster arithmetic, but reads what we read."""
-    return None if work is None else work.bytes / rates["read"]
+def peer_floor(work: Work | None, rates: Mapping[str, float]) -> float | None:
+    """The floor of a peer: it may multiply in a faster arithmetic, but reads what we read.
+
+    On a GPU, whose rates have bf16, that is the faster one of its matrix products.
+    """
+    if work is None:
+        return None
+    if "bf16" in rates:
+        fastest = max(rates["fma"], rates["bf16"])
+        return floor(work, {**rates, "fma": fastest, "int8": fastest})
+    return work.bytes / rates["read"]
+
+
+def speed(work: Work, seconds: float) -> dict[str, float]:
+    """Bytes a second where bytes are counted, else floating-point operations a second."""
+    if work.bytes:
+        return {"bytes_per_second": work.bytes / seconds}
+    products = work.fma + work.int8
+    return {"flops": 2 * products / seconds} if products else {}
 
 
 def impossible(seconds: float, floor: float | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tuning.bench.batches import Batch
 from tuning.bench.cases import Attention, Case, Model, Product
 from tuning.bench.store_cases import Session, Store, Tables
 
@@ -43,7 +44,37 @@ QUICK: dict[str, Sequence[Case]] = {
     "session": (Session(2, 16, 2, 32), Store(2, 16, 2, 32)),
     "tables": (Tables(10),),
 }
-KINDS: tuple[type[Case], ...] = (Attention, Product, Model, Session, Store, Tables)
+ON_MATRIX_UNITS = ("f16", "q8_0")  # the formats of prefill: f32 cells are multiplied in f32
+GPU_ATTENTION = (
+    Batch(1, 8192, 32, 8, 128, batch=16, torn=True),
+    Batch(1, 4096, 32, 8, 128, batch=64),
+    Batch(1, 32768, 32, 8, 128),
+    Batch(1, 4096, 32, 8, 128),
+    Batch(1, 8192, 32, 32, 64, batch=8),
+    Batch(1, 8192, 9, 3, 64, batch=16),
+    Batch(8192, 8192, 32, 8, 128, kinds=ON_MATRIX_UNITS, torn=True),
+    Batch(32768, 32768, 32, 8, 128, kinds=ON_MATRIX_UNITS),
+    Batch(2048, 2048, 32, 8, 128, batch=4, kinds=ON_MATRIX_UNITS),
+    Batch(8192, 8192, 32, 8, 64, kinds=ON_MATRIX_UNITS),
+    Batch(8192, 8192, 9, 3, 64, kinds=ON_MATRIX_UNITS),
+)
+GPU_SUITES: dict[str, Sequence[Case]] = {
+    "attn": GPU_ATTENTION,
+    "dense": tuple(
+        Product(n_out, n_in, 1)
+        for n_out, n_in in ((576, 1536), (1536, 576), (49152, 576), (14336, 4096))
+    ),
+    "model": tuple(Model("q4_1", depth, ("f16", "q8_0"), read_as="f16") for depth in (512, 4096)),
+}
+GPU_QUICK: dict[str, Sequence[Case]] = {
+    "attn": (
+        Batch(1, 40, 4, 2, 32, batch=3, torn=True),
+        Batch(33, 33, 4, 2, 32, batch=2, kinds=ON_MATRIX_UNITS, torn=True),
+    ),
+    "dense": (Product(48, 64, 1),),
+    "model": (Model("q4_1", 16, ("f16",), read_as="f16"),),
+}
+KINDS: tuple[type[Case], ...] = (Attention, Batch, Product, Model, Session, Store, Tables)
 CASES = {kind.what: kind for kind in KINDS}
 
 

@@ -15,6 +15,7 @@ from tuning.bench.contestants import CONTROL, OURS
 
 TITLES = {
     "attn": "Attention",
+    "batch": "Attention of a batch",
     "dense": "Products",
     "model": "Whole models",
     "session": "The cell store: a chat",

@@ -74,8 +74,12 @@ def run_column(
     prepare: Mapping[str, Prepare],
     versions: Callable[[], dict[str, str]],
     more: Mapping[str, Handler] | None = None,
+    guard: Callable[[Handler], Handler] = lambda handler: handler,
 ) -> None:
-    """Serve requests: prepare maps a suite's name to what makes its subjects."""
+    """Serve requests: prepare maps a suite's name to what makes its subjects.
+
+    guard: wraps every handler.
+    """
     held: dict[str, Subject] = {}
 
     def do_prepare(request: Message) -> Message:
@@ -97,15 +101,14 @@ def run_column(
         held.clear()
         return {}
 
-    serve(
-        {
-            "hello": lambda _request: {"versions": versions(), "suites": sorted(prepare)},
-            "prepare": do_prepare,
-            "time": do_time,
-            "drop": do_drop,
-            **(more or {}),
-        }
-    )
+    handlers = {
+        "hello": lambda _request: {"versions": versions(), "suites": sorted(prepare)},
+        "prepare": do_prepare,
+        "time": do_time,
+        "drop": do_drop,
+        **(more or {}),
+    }
+    serve({verb: guard(handler) for verb, handler in handlers.items()})
 
 
 def finite(values: NDArray[Any], whole: NDArray[Any]) -> NDArray[Any]:
