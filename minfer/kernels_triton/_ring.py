@@ -258,7 +258,12 @@ def _values(words, scales, MMA: gl.constexpr, W: gl.constexpr, BN: gl.constexpr,
     )  # bytes of two keys: 0x6400 + code + 128 is the f16 1152 + code, then times the scales
     pairs = gl.join(gl.join(x0, x2), gl.join(x1, x3))
     even, odd = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=1
+        "mov.b32 {$0, $1}, $2;",
+        "=h,=h,r",
+        [pairs],
+        dtype=(gl.float16, gl.float16),
+        is_pure=True,
+        pack=1,
     )
     v = gl.reshape(gl.join(even, odd), [W, BN // 2, 8, D // 8, 2])
     v = gl.reshape(gl.permute(v, [0, 3, 2, 1, 4]), [W, D, BN])
@@ -334,7 +339,9 @@ def _push(m, l, acc, index, last, state_ptr, acc_ptr, row, spare, spare_step, n_
 
 
 @gluon.jit
-def _query(q_ptr, n_heads, factor, MMA: gl.constexpr, LM: gl.constexpr, W: gl.constexpr, D: gl.constexpr):
+def _query(
+    q_ptr, n_heads, factor, MMA: gl.constexpr, LM: gl.constexpr, W: gl.constexpr, D: gl.constexpr
+):
     """Digits of a query's first and last 64 elements, and what scores are multiplied by [W, 8]."""
     L: gl.constexpr = gl.DotOperandLayout(0, MMA, 4)
     a = _query_part(q_ptr, n_heads, L, D)

@@ -1,7 +1,7 @@
 """Where attention variants round, and their tunables, the same for both attention ops."""
 
 from minfer.format import KvFormat
-from minfer.ops import Tunable
+from minfer.ops import DECODE, Limits, Tunable
 
 HEAD_UNIT = 16  # elements of a head that the tensor cores multiply at once
 HALF = {KvFormat.F16: "f16", KvFormat.Q8_0: "f16"}
@@ -12,4 +12,11 @@ SPLIT = {
     "block_n": Tunable(64, (32, 64, 128), numeric=True),
     "stages": Tunable(3, (2, 3, 4)),
     "waves": Tunable(4, (1, 2, 4, 8)),
+}
+RING_LIMITS = Limits(kinds=(DECODE,), head_dims=(64, 128), capability=(8, 0))
+RING = {
+    "block_n": Tunable(16, (16, 32), numeric=True),
+    "stages": Tunable(3, (3, 4)),
+    "warps": Tunable(4, (2, 4)),
+    "waves": Tunable(1, (1, 2)),
 }

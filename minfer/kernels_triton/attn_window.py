@@ -3,7 +3,7 @@
 out[i, h] = sum over keys c of the window: softmax(scale * q[i, h] . K[c]) V[c]
 
 rows: one query head at a time, every shape, exact. split: decode, work cut by partitions of 256
-keys.
+keys. ring: decode over q8_0 cells, every warp streams keys through shared memory of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 from minfer.format import Int32, KvFormat, Region
 from minfer.kernels_triton._call import prepare
+from minfer.kernels_triton._ring import attend_ring
 from minfer.kernels_triton._rows import attend_rows
 from minfer.kernels_triton._split import attend_split
-from minfer.kernels_triton._tunables import DECODED, HALF, HEAD_UNIT, ROWS, SPLIT
+from minfer.kernels_triton._tunables import DECODED, HALF, HEAD_UNIT, RING, RING_LIMITS, ROWS, SPLIT
 from minfer.ops import DECODE, Config, Limits, variant
 
 NAME = "attn_window"
@@ -64,3 +65,29 @@ def attn_window_split(
         NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=HEAD_UNIT
     )
     return attend_split(call, config)
+
+
+@variant(
+    formats=(KvFormat.Q8_0,),
+    limits=RING_LIMITS,
+    query={KvFormat.Q8_0: "i16"},
+    prob=HALF,
+    decoded=DECODED,
+    space=RING,
+)
+def attn_window_ring(
+    q: Any,
+    k: Region,
+    v: Region,
+    positions: Int32,
+    span: Int32 | None,
+    tiles: Int32,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    config: Config,
+) -> Any:
+    """q float32 [n_q, n_head, d] to float32 of that shape; over q8_0 cells, tiles unused."""
+    call = prepare(NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width)
+    return attend_ring(call, config)
