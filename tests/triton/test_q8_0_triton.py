@@ -23,7 +23,7 @@ from minfer.ops import HALF  # noqa: E402
 
 pytestmark = needs_triton
 LAST_SCALE = 0x7BFF  # the largest finite f16
-SHARE = 1 if GPU else 8  # of the blocks that the interpreter has time for
+SHARE = 1 if GPU else 10  # of the blocks that the interpreter has time for
 
 
 def wild_blocks(n: int, seed: int) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_a_block_of_known_bytes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_million_wild_blocks(seed: int) -> None:
+def test_wild_blocks(seed: int) -> None:
     scales = scales_of(cells_of(wild_blocks(250_000 // SHARE, seed)))
     assert (scales == 0).any() and (scales == reference.F16_NAN).any()
     assert ((scales > 0) & (scales < 0x400)).any()  # subnormal scales are kept
