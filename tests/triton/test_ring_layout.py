@@ -143,6 +143,6 @@ def test_poison_shows():
         state, acc = run(q, k, v, positions, None, 0, 1)
         out = combine(state, acc, [0], positions, 2)[0]
         seen = np.isnan(out[:2])
-        assert (seen.all() if region is k else seen[:, 32:].all() and not seen[:, :32].any())
+        assert seen.all() if region is k else seen[:, 32:].all() and not seen[:, :32].any()
         assert np.isfinite(out[2:]).all()
         region[1][...] = kept
