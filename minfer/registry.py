@@ -20,11 +20,11 @@ from minfer import settings
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
-from minfer.ops import CELLS, F32, OPS, Kernel, Shape, Variant
+from minfer.ops import ACTIVATIONS, CELLS, F32, OPS, Kernel, Shape, Tunable, Variant
 from minfer.receipt import Receipt, receipt_of
 
 ATTENTION = ("attn_window", "attn_map")
-SHARED = {"threads": 1, "activations": F32}  # for whom it concerns, with what it is like
+SHARED = {"threads": Tunable(1, ()), "activations": Tunable(F32, ACTIVATIONS)}  # if they concern
 UNFUSED = "MINFER_NO_FUSED_Q8_KV"  # asks for the variant `scratch` over q8_0 (contract 4.6)
 
 _added: dict[str, list[tuple[Variant, str]]] = {}
@@ -134,8 +134,7 @@ def select(
 ) -> Choice:
     """Choose a variant of `op`: the named one, or the last of the home file that takes `shape`.
 
-    config: overrides of tunables; one the variant does not have is refused, except `threads` and
-    `activations`, which not every variant has a use for.
+    config: overrides of tunables; one the variant lacks is refused, but for those in `SHARED`.
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = tuple(variants(op, parsed))
@@ -224,17 +223,19 @@ def _configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
             {"unknown": unknown},
         )
     for name, value in overrides.items():
-        default = chosen.space[name].default if name in chosen.space else SHARED[name]
-        _check_value(chosen, name, value, default)
+        _check_value(chosen, name, value, chosen.space.get(name) or SHARED[name])
     return {**chosen.config(), **{k: v for k, v in overrides.items() if k in chosen.space}}
 
 
-def _check_value(chosen: Variant, name: str, value: object, default: object) -> None:
-    """Refuse a value of another type than the default's, and a number below 1."""
+def _check_value(chosen: Variant, name: str, value: object, tunable: Tunable) -> None:
+    """Refuse another type than the default's, a number below 1 and a word that is none of these."""
+    default = tunable.default
     if type(value) is not type(default):
         problem = f"is a {type(value).__name__}, not a {type(default).__name__}"
     elif isinstance(value, int) and value < 1:
         problem = "is below 1"
+    elif isinstance(value, str) and value not in tunable.values:
+        problem = f"is none of {', '.join(tunable.values)}"
     else:
         return
     raise Refusal(

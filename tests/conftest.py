@@ -60,7 +60,7 @@ def causal_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a device whose kernels are tests/planes, beside the CPU and its own."""
-    monkeypatch.setitem(BACKENDS, DeviceKind.CUDA, Backend("planes", "numba", "cuda"))
+    monkeypatch.setitem(BACKENDS, DeviceKind.CUDA, Backend("planes", ("numba",), "cuda"))
     return DeviceKind.CUDA.label
 
 

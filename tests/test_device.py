@@ -6,9 +6,12 @@ import importlib.util
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from minfer import memory
 from minfer.device import Device, cores
 from minfer.errors import Refusal
 
@@ -31,6 +34,7 @@ def test_names_are_exact() -> None:
         ("cpu", "minfer.kernels_numba", "device cpu has no kernels in this version"),
         ("cpu", "numba", r"device cpu needs numba.*pip install 'minfer\[cpu\]'"),
         ("cuda", "triton", r"device cuda needs triton.*pip install 'minfer\[cuda\]'"),
+        ("cuda", "torch", r"device cuda needs torch.*pip install 'minfer\[cuda\]'"),
         ("metal", "mlx", r"device metal needs mlx.*pip install 'minfer\[metal\]'"),
         ("metal", "nothing", "device metal needs a Mac; MINFER_METAL_SIM=1"),
     ],
@@ -53,6 +57,62 @@ def test_metal_runs_on_a_mac_or_in_the_simulator(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("MINFER_METAL_SIM")
     monkeypatch.setattr(sys, "platform", "darwin")
     assert Device.parse("metal").unavailable() is None
+
+
+def torch_with(gpu: str | None, capability: tuple[int, int] = (9, 0), built: bool = True) -> Any:
+    """As much of torch as a device asks: a GPU by name, or none."""
+    cuda = SimpleNamespace(
+        is_available=lambda: gpu is not None,
+        get_device_name=lambda: gpu,
+        get_device_capability=lambda: capability,
+        mem_get_info=lambda: (5000, 9000),
+        memory_reserved=lambda: 700,
+        memory_allocated=lambda: 400,
+    )
+    version = SimpleNamespace(cuda="13.0" if built else None)
+    return SimpleNamespace(cuda=cuda, version=version, __version__="2.11.0")
+
+
+@pytest.mark.parametrize(
+    ("torch", "words"),
+    [
+        (torch_with(None), "device cuda needs an NVIDIA GPU, and torch sees none; use --device"),
+        (torch_with(None, built=False), "and torch 2.11.0 is built without CUDA; use --device cpu"),
+        (
+            torch_with("Tesla T4", (7, 5)),
+            "device cuda needs compute capability 8.0 and the Tesla T4 has 7.5; use --device cpu",
+        ),
+    ],
+)
+def test_a_gpu_that_is_missing_or_too_old(
+    monkeypatch: pytest.MonkeyPatch, torch: Any, words: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(Refusal) as refused:
+        Device.parse("cuda").package()
+    assert words in refused.value.message and refused.value.rule == "0.3"
+    assert "TRITON_INTERPRET=1" in refused.value.message
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert Device.parse("cuda").unavailable() is None
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
+def test_a_gpu_that_will_do(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "torch", torch_with("H200", capability))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert Device.parse("cuda").unavailable() is None
+
+
+def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch, planes: str) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: 11)
+    assert Device.parse("cpu").free_bytes() == Device.parse(planes).free_bytes() == 11
+    monkeypatch.setattr(Device.parse(planes).package(), "compute_capability", lambda: (9, 0))
+    monkeypatch.setitem(sys.modules, "torch", torch_with("H200"))
+    assert Device.parse(planes).free_bytes() == 5300  # and what torch's allocator keeps unused
+    assert Device.parse("cpu").free_bytes() == 11
 
 
 def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,29 @@ def test_a_load_that_fits_passes_and_one_that_does_not_is_refused() -> None:
     assert refused.value.facts["needs"] == 214 * MIB
 
 
+class OutOfMemoryError(RuntimeError):
+    """As torch's, by name."""
+
+
+@pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
+def test_memory_that_runs_out_inside_is_refused_with_what_takes_how_much(
+    error: type[Exception],
+) -> None:
+    left, needs = [214 * MIB, 3 * MIB], {"weights": 100 * MIB, "KV cache": 50 * MIB}
+    words = r"needs 214\.0 MiB \(weights 100.* 3\.0 MiB free; use fewer"
+    with pytest.raises(Refusal, match=words), memory.required(needs, lambda: left.pop(0)):
+        raise error("tried to allocate")
+    with (
+        pytest.raises(Refusal, match=r"213\.0 MiB free"),
+        memory.required(needs, lambda: 213 * MIB),
+    ):
+        raise AssertionError("refused before anything runs")
+    with pytest.raises(Refusal, match="less free"), memory.required({"a": 1}, lambda: None):
+        raise error
+    with pytest.raises(RuntimeError, match="other"), memory.required({"a": 1}, lambda: None):
+        raise RuntimeError("other")
+
+
 @pytest.mark.parametrize(
     ("n", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,3 +185,47 @@ def test_kernels_without_spans_take_causal_steps_only(causal_only: None) -> None
         refused(store, "2.6", partial(forward, store, batch), "one is span", "from cell 0")
     forward(store, tokens((1, 2, 2), kind="decode"))
     assert (store.written(1), store.written(2)) == (4, 0)
+
+
+def test_a_layer_that_is_written_is_not_replayed_too() -> None:
+    def use(store: KvStore) -> None:
+        _, k, v = batch_rows(BATCH)
+        with store.step(BATCH) as step:
+            step.write(0, k=k, v=v)
+            step.replayed()
+
+    assert "layers [0] are written already" in failed_step("5.5", use).message
+
+
+def test_a_device_that_answers_no_more_loses_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, gone = make_store(), []
+    store.reserve(1, 8)
+    fake = SimpleNamespace(**{**vars(store.kernels), "to_host": lambda array: gone and 1 / 0})
+    monkeypatch.setattr(store._arena, "kernels", fake)
+    for dead in (False, True):
+        gone[:] = [dead] * dead
+        with pytest.raises(RuntimeError, match="illegal address"), store.step(BATCH):
+            raise RuntimeError("illegal address")
+        if not dead:
+            assert store.written(1) == 0
+            forward(store, BATCH)
+            store.truncate(1, 0)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: forward(store, BATCH),
+        lambda: store.written(1),
+        lambda: store.reserve(2, 1),
+        lambda: store.export(1, 0),
+    )
+    for call in calls:
+        with pytest.raises(Refusal, match=r"lost: RuntimeError.*illegal.*another process") as lost:
+            call()
+        assert lost.value.rule == "5.5"
+
+
+def test_a_refusal_in_a_step_does_not_ask_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store()
+    store.reserve(1, 8)
+    monkeypatch.setattr(store._arena, "kernels", None)
+    with pytest.raises(Refusal, match="unwritten"), store.step(BATCH):
+        pass
+    assert store.written(1) == 0
