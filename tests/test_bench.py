@@ -17,7 +17,7 @@ import pytest
 
 from minfer.format import KvFormat
 from tuning.__main__ import main
-from tuning.bench import checks, command, inputs, results, rounds, statistics, table
+from tuning.bench import checks, command, inputs, options, results, rounds, statistics, table
 from tuning.bench.cases import Attention, Case, Model, Product, Work, copies
 from tuning.bench.command import measured
 from tuning.bench.contestants import Column, opened
@@ -360,7 +360,7 @@ def test_bad_options_are_refused_before_anything_runs(
 def test_a_report_that_cannot_be_written_is_printed_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "columns", lambda _: [])
+    monkeypatch.setattr(options, "columns", lambda _: [])
     monkeypatch.setattr(command, "measured", lambda *_: {"rows": []})
     assert main(["bench", "--quick", "--json", "--out", "/dev/full"]) == 2
     told = capsys.readouterr()

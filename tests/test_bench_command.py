@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minfer.errors import Refusal
-from tuning.bench import command
+from tuning.bench import command, options
 from tuning.bench.cases import Model
 from tuning.bench.contestants import Column, opened
 from tuning.bench.protocol import Message
@@ -77,7 +77,7 @@ def test_options_that_measure_nothing_are_refused(
         raise AssertionError("it measures")
 
     monkeypatch.setattr(command, "measured", measures)
-    monkeypatch.setattr(command, "last_level_cache", lambda: 1)
+    monkeypatch.setattr(options, "last_level_cache", lambda: 1)
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     with pytest.raises(Refusal, match=rf"^{option} {value}"):
