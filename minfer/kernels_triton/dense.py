@@ -315,9 +315,7 @@ def scale_rows(x: Floats, *, factor: float, config: Config) -> Any:
 
 
 @triton.jit
-def _embed_rows_kernel(
-    weight, tokens, out, row_stride, m, FMT: tl.constexpr, WIDTH: tl.constexpr
-):
+def _embed_rows_kernel(weight, tokens, out, row_stride, m, FMT: tl.constexpr, WIDTH: tl.constexpr):
     """One strip of the row of one token. row_stride in elements of `weight`, bytes for q8_0."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
