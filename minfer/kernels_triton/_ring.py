@@ -79,7 +79,10 @@ def _cell(key, window, MODE: gl.constexpr):
     return cell_of(key, e0, e1, e2, b0, b1, b2, b3, MODE)
 
 
-@gluon.jit(do_not_specialize=["width", "n_split", "n_rows"])
+@gluon.jit(
+    do_not_specialize=["width", "n_split", "n_rows"],
+    do_not_specialize_on_alignment=["positions_ptr", "window_ptr"],
+)
 def _attn_ring_kernel(
     q_ptr, k_ptr, k_scales_ptr, v_ptr, v_scales_ptr, positions_ptr, window_ptr, states_ptr,
     accs_ptr, width, factor, n_split, n_rows,
