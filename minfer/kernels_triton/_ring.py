@@ -175,8 +175,8 @@ def _attn_ring_kernel(
                 p, m, l, acc = weights(s, seen, slope, m, l, acc, W)
                 acc = mma_v2(values(v, v_scales, W, BN, D), p, acc)
             m, l, acc = join_halves(m, l, acc, W, D)
-            push(m, l, acc, pair // PAIR, pair + PAIR >= end, states_ptr + head * n_rows * 2,
-                 accs_ptr + head * n_rows * D, split * W, n_streams, n_rows, n_heads,
+            push(m, l, acc, pair // PAIR, pair + PAIR >= end, states_ptr, accs_ptr,
+                 head * n_rows + split * W, n_streams, n_rows, n_heads,
                  n_groups - split * W)  # fmt: skip
         async_copy.wait_group(0)
 
