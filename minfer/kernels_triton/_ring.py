@@ -45,6 +45,19 @@ group_size = gluon.jit(_softmax.group_size.fn)
 
 
 @gluon.jit
+def _rings(SCALE: gl.constexpr, STAGES: gl.constexpr, W: gl.constexpr, BN: gl.constexpr,
+           D: gl.constexpr):  # fmt: skip
+    """Shared memory for STAGES tiles a warp: codes and scales of K, then of V."""
+    RING: gl.constexpr = ring_layout(W, BN, D)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    k = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
+    k_scales = gl.allocate_shared_memory(SCALE, [STAGES, W, BN], PLAIN)
+    v = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
+    v_scales = gl.allocate_shared_memory(SCALE, [STAGES, W, BN], PLAIN)
+    return k, k_scales, v, v_scales
+
+
+@gluon.jit
 def _copy(planes, rings, slot, start, step, window, n_keys,
           HKV: gl.constexpr, W: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
           MODE: gl.constexpr):  # fmt: skip
@@ -74,12 +87,33 @@ def _copy(planes, rings, slot, start, step, window, n_keys,
 
 
 @gluon.jit
+def _read(rings, slot, L: gl.constexpr, W: gl.constexpr, BN: gl.constexpr, D: gl.constexpr):
+    """One slot in registers: codes of K and their scales, codes of V and their scales."""
+    LV: gl.constexpr = value_layout(W, BN, D)
+    k = rings[0].index(slot).load(key_layout(W, BN, D))
+    k_scales = rings[1].index(slot).load(gl.SliceLayout(1, L))
+    v = rings[2].index(slot).load(LV)
+    return k, k_scales, v, rings[3].index(slot).load(gl.SliceLayout(2, LV))
+
+
+@gluon.jit
+def _offsets(step, L: gl.constexpr, W: gl.constexpr, BN: gl.constexpr):
+    """w * step + n for key n of warp w's tile, [W, 1, BN]."""
+    w = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
+    n = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
+    return w * step + n
+
+
+@gluon.jit
 def _cell(key, window, MODE: gl.constexpr):
     e0, e1, e2, b0, b1, b2, b3 = window
     return cell_of(key, e0, e1, e2, b0, b1, b2, b3, MODE)
 
 
-@gluon.jit(do_not_specialize=["width", "n_split", "n_rows"])
+@gluon.jit(
+    do_not_specialize=["width", "n_split", "n_rows"],
+    do_not_specialize_on_alignment=["positions_ptr", "window_ptr"],
+)
 def _attn_ring_kernel(
     q_ptr, k_ptr, k_scales_ptr, v_ptr, v_scales_ptr, positions_ptr, window_ptr, states_ptr,
     accs_ptr, width, factor, n_split, n_rows,
@@ -94,7 +128,6 @@ def _attn_ring_kernel(
     PACKS: gl.constexpr = (GROUP + HEADS - 1) // HEADS
     L: gl.constexpr = score_layout(W, BN).type.layout
     LM: gl.constexpr = gl.SliceLayout(2, L)
-    LV: gl.constexpr = value_layout(W, BN, D)
     PAIR: gl.constexpr = 2 * PARTITION
     program = gl.program_id(0)
     pack = program % PACKS
@@ -114,14 +147,7 @@ def _attn_ring_kernel(
         planes = (
             k_ptr + kv * (D // 4), k_scales_ptr + kv, v_ptr + kv * (D // 4), v_scales_ptr + kv
         )  # fmt: skip
-        SCALE: gl.constexpr = k_scales_ptr.dtype.element_ty
-        RING: gl.constexpr = ring_layout(W, BN, D)
-        PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-        k_ring = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
-        k_scale_ring = gl.allocate_shared_memory(SCALE, [STAGES, W, BN], PLAIN)
-        v_ring = gl.allocate_shared_memory(gl.int32, [STAGES, W, BN, D // 4], RING)
-        v_scale_ring = gl.allocate_shared_memory(SCALE, [STAGES, W, BN], PLAIN)
-        rings = (k_ring, k_scale_ring, v_ring, v_scale_ring)
+        rings = _rings(k_scales_ptr.dtype.element_ty, STAGES, W, BN, D)
         end = gl.minimum(span, n_keys - start)  # keys of warp 0, which has the most
         for i in gl.static_range(STAGES - 1):
             live = gl.where(i * BN < end, n_keys, 0)
@@ -130,19 +156,14 @@ def _attn_ring_kernel(
         n_heads = gl.minimum(GROUP - pack * HEADS, HEADS)
         q_a, q_b, slope = query_digits(q_ptr + head * D, n_heads, factor, L, W, D)
         half = gl.arange(0, 8, layout=gl.SliceLayout(0, LM)) // 4
-        w = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
-        n = gl.arange(0, BN, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
-        keys = start + w * span + n
+        keys = start + _offsets(span, L, W, BN)
         slot = 0
         free = STAGES - 1
         for pair in range(0, end, PAIR):
             m, l, acc = no_keys(L, W, D)
             for offset in range(pair, gl.minimum(pair + PAIR, end), BN):
                 async_copy.wait_group(STAGES - 2)
-                k = k_ring.index(slot).load(key_layout(W, BN, D))
-                k_scales = k_scale_ring.index(slot).load(gl.SliceLayout(1, L))
-                v = v_ring.index(slot).load(LV)
-                v_scales = v_scale_ring.index(slot).load(gl.SliceLayout(2, LV))
+                k, k_scales, v, v_scales = _read(rings, slot, L, W, BN, D)
                 ahead = offset + (STAGES - 1) * BN
                 live = gl.where(ahead < end, n_keys, 0)
                 _copy(planes, rings, free, start + ahead, span, window, live, HKV, W, BN, D, MODE)
@@ -154,8 +175,8 @@ def _attn_ring_kernel(
                 p, m, l, acc = weights(s, seen, slope, m, l, acc, W)
                 acc = mma_v2(values(v, v_scales, W, BN, D), p, acc)
             m, l, acc = join_halves(m, l, acc, W, D)
-            push(m, l, acc, pair // PAIR, pair + PAIR >= end, states_ptr + head * n_rows * 2,
-                 accs_ptr + head * n_rows * D, split * W, n_streams, n_rows, n_heads,
+            push(m, l, acc, pair // PAIR, pair + PAIR >= end, states_ptr, accs_ptr,
+                 head * n_rows + split * W, n_streams, n_rows, n_heads,
                  n_groups - split * W)  # fmt: skip
         async_copy.wait_group(0)
 

@@ -143,12 +143,13 @@ def query_digits(q_ptr, n_heads, factor, L: gl.constexpr, W: gl.constexpr, D: gl
     b = _query_part(q_ptr + (D - 64), n_heads, LQ, W, D)
     amax = gl.max(gl.maximum(gl.abs(a), gl.abs(b)), axis=2)
     damage = gl.sum((a - a) + (b - b), axis=2)  # NaN if something is not finite, else 0
-    amax = gl.maximum(amax, 1e-30)
-    slope = gl.maximum(amax * (1.0 / DIGITS) * factor, 1e-37) + damage
+    d = gl.div_rn(gl.maximum(amax, 1e-30), DIGITS * 1.0)
+    inverse = gl.div_rn(1.0, d)
+    slope = gl.maximum(d * factor, 1e-37) + damage
     slope = gl.convert_layout(slope, gl.SliceLayout(2, MMA))
     slope, _ = gl.split(gl.permute(gl.reshape(slope, [W, 2, 8]), [0, 2, 1]))
     slope = gl.convert_layout(slope, gl.SliceLayout(2, L))
-    return _digits(a, DIGITS / amax, LQ), _digits(b, DIGITS / amax, LQ), slope
+    return _digits(a, inverse, LQ), _digits(b, inverse, LQ), slope
 
 
 @gluon.jit

@@ -39,12 +39,12 @@ def _rows(states_ptr, accs_ptr, row, n_rows, n_heads, live, m, acc):
     W: gl.constexpr = m.shape[0]
     h = gl.arange(0, 4, layout=gl.SliceLayout(0, L1))[None, :]
     w = gl.arange(0, W, layout=gl.SliceLayout(1, L1))[:, None]
-    states = states_ptr + (h * n_rows + row + w) * 2
+    states = states_ptr + (row + h * n_rows + w) * 2
     states_live = (h < n_heads) & (w < live)
     h = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(2, L2)))[None, :, None]
     w = gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, L2)))[:, None, None]
     d = gl.arange(0, acc.shape[2], layout=gl.SliceLayout(0, gl.SliceLayout(1, L2)))[None, None, :]
-    accs = accs_ptr + (h * n_rows + row + w) * acc.shape[2] + d
+    accs = accs_ptr + (row + h * n_rows + w) * acc.shape[2] + d
     return states, states_live, accs, (h < n_heads) & (w < live) & (d >= 0)
 
 

@@ -13,13 +13,13 @@ F32 = np.float32
 # Unit roundoff and half of the smallest subnormal: the error of x is at most the larger one,
 # u * x or t, and at most x itself.
 ROUNDOFF = {"f32": (0.0, 0.0), "f16": (2.0**-11, 2.0**-25), "bf16": (2.0**-8, 2.0**-134)}
-I16_CODES = 32767
+I16_CODES = 127 * 256 + 127  # the largest 256 * hi + lo of two signed bytes
 
 
 def rounded(x: Floats, how: str) -> Floats:
     """f32 [..., d] as a variant that rounds to `how` sees it, f32 as it is.
 
-    f16, bf16: nearest even. i16: whole numbers of amax / 32767, a head row at a time. q8_0: blocks
+    f16, bf16: nearest even. i16: whole numbers of amax / 32639, a head row at a time. q8_0: blocks
     of 32 by contract 4.1.
     """
     if how == "f32":
@@ -45,7 +45,7 @@ def _bf16(x: Floats) -> Floats:
 
 
 def _fixed_point(x: Floats) -> Floats:
-    """Every operation in f32: d = amax / 32767, code = rint(x * (1 / d)), x = d * code."""
+    """Every operation in f32: d = amax / 32639, code = rint(x * (1 / d)), x = d * code."""
     d = np.abs(x).max(axis=-1, keepdims=True) / F32(I16_CODES)
     with np.errstate(divide="ignore", invalid="ignore"):
         codes = np.where(d > 0, np.rint(x * (F32(1) / d)), F32(0))

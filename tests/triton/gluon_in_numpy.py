@@ -133,6 +133,7 @@ def language(program: int, n_warps: int) -> SimpleNamespace:
         max=reducer(np.fmax.reduce),
         sum=reducer(np.add.reduce),
         abs=np.abs,
+        div_rn=lambda a, b: tensor(np.float32(a) / np.float32(b)),
         exp2=np.exp2,
         fma=lambda a, b, c: tensor((a.astype(np.float64) * b + c).astype(np.float32)),
         reshape=lambda a, shape: tensor(np.reshape(a, shape)),
