@@ -112,9 +112,7 @@ def variants(op: str, device: str | Device = "cpu") -> list[Variant]:
     """All variants of `op` on `device`: the package's own in order, then added ones."""
     if op not in OPS:
         raise Refusal("0.3", f"op {op!r} is none of {', '.join(OPS)}", {"op": op})
-    parsed = Device.parse(device)
-    parsed.package()
-    package = parsed.backend.package
+    package = Device.parse(device).package().__name__
     added = [v for v, _ in _added.get(package, []) if v.op == op]
     return [*collect(package).get(op, ()), *added]
 
@@ -206,6 +204,7 @@ def _nothing_fits(
             message += f"; {UNFUSED}=1 asks for it, unset it"
     elif asked is not None:
         message = f"{op}_{asked} on {device} with {fmt}: {dict(reasons)[asked]}"
+        message += "; name no variant to get the default"
     else:
         tried = "; ".join(f"{name} {why}" for name, why in reasons) or "it has none"
         message = f"no variant of {op} on {device} takes this {fmt} shape: {tried}"

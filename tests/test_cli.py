@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ import pytest
 from tiny_models import write_tiny_gguf
 
 import minfer
-from minfer import Engine
+from minfer import Engine, Limits, registry
+from minfer.commands import inspect
 
 ROOT = Path(__file__).parent.parent
 RUN = ("-p", "hello the cat", "-n", 5, "--n-ctx", 64)
@@ -343,3 +345,11 @@ def test_a_reader_that_leaves_early_is_no_error(tiny_gguf: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 0
+
+
+def test_a_variant_says_what_it_takes() -> None:
+    limits = Limits(kinds=("decode",), head_dims=(64, 128), max_group=16, capability=(9, 0))
+    some = replace(registry.variants("attn_window")[0], limits=limits)
+    assert inspect._variant_row(some)["takes"] == (
+        "decode; head_dim 64, 128; up to 16 query heads a KV head; compute capability 9.0"
+    )

@@ -120,6 +120,36 @@ def test_fill_checks_every_bound(engine: Engine, over: dict, message: str) -> No
         fill_batch_inputs(graph, planned, tokens, rows, 512)
 
 
+TILES = {
+    "in order": ([[0, 2], [2, 1]], True),
+    "zero rows at the end": ([[0, 3], [0, 0], [0, 0]], True),
+    "a zero row between": ([[0, 2], [0, 0], [2, 1]], False),
+    "a query left out": ([[0, 1], [2, 1]], False),
+    "a query twice": ([[0, 2], [1, 2]], False),
+    "too few": ([[0, 2]], False),
+    "too many": ([[0, 3], [3, 1]], False),
+    "a negative count": ([[0, 4], [4, -1]], False),
+    "something after the end": ([[0, 3], [1, 0]], False),
+}
+
+
+@pytest.mark.parametrize(("tiles", "good"), TILES.values(), ids=TILES.keys())
+def test_tiles_cut_the_batch_in_order(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tiles: list[list[int]], good: bool
+) -> None:
+    at = np.arange(3, dtype=np.int32)
+    planned, graph = (
+        StepInputs("decode", WindowMode.CAUSAL, (3,), at, at, None),
+        decode_graph(engine, 3),
+    )
+    monkeypatch.setattr(StepInputs, "cut", lambda planned, block_m: np.array(tiles, np.int32))
+    if good:
+        fill_batch_inputs(graph, planned, [5] * 3, range(3), 512)
+        return
+    with pytest.raises(Refusal, match="do not cut 3 queries in order"):
+        fill_batch_inputs(graph, planned, [5] * 3, range(3), 512)
+
+
 @pytest.mark.parametrize(
     ("cache_type", "times", "held"),
     [("f16", 1, "f16 cells of 32"), ("f16", 2, "f16 cells of 64"), ("f32", 2, "f32 cells of 128")],

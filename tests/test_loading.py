@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from minfer import Engine, KvStore, registry
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat
+from minfer.graph.choices import Choices
+from minfer.graph.nodes import Heads
 from minfer.ops import Config, Tunable, variant
 
 
@@ -66,7 +69,7 @@ def test_a_model_that_the_device_cannot_hold_is_refused(
     planes: str, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Device, "free_bytes", lambda device: 70 << 20)
-    words = ("weights ", "f32 KV cache of 65536 cells 64.0 MiB", "70.0 MiB free", "--n-ctx")
+    words = ("(weights ", "f32 KV cache of 65536 cells 64.0 MiB", "70.0 MiB free", "--n-ctx")
     refused(None, "0.1", lambda: Engine.load(tiny_gguf, n_ctx=65536, device=planes), *words)
     refused(
         None,
@@ -128,6 +131,10 @@ def test_activations_reach_the_variants_that_have_them(
     engine.prefill([5, 6], 0)
     (graph,) = engine._graphs
     assert graph.params.activations == "f16"
+    params = replace(graph.params, variants=(("softcap", "narrow"),))
+    choices = Choices(params, Heads(4, 2, 32), threads=3)
+    assert dict(choices.choose("softcap").config) == {"activations": "f16"}
+    assert dict(choices.choose("silu_mul").config) == {"threads": 3}
     how: dict[str, Any] = {"device": planes, "variant": "narrow"}
     for given, kept in (({"activations": "f16"}, "f16"), ({}, "f32"), ({"threads": 2}, "f32")):
         choice = registry.select("softcap", **how, config=given)

@@ -114,7 +114,7 @@ def read_cells(region: Region, cells: Int32) -> Bytes:
     packed[..., :SCALE_BYTES] = scales[:, :blocks, None].copy().view(np.uint8)
     packed[..., SCALE_BYTES:] = codes.reshape(n, blocks, BLOCK).view(np.uint8)
     canonical = np.zeros((n, region.row_bytes), np.uint8)
-    canonical[:, : blocks * BLOCK_BYTES] = packed.reshape(n, -1)
+    canonical[:, : blocks * BLOCK_BYTES] = packed.reshape(n, blocks * BLOCK_BYTES)
     return canonical
 
 
@@ -157,7 +157,7 @@ def decode_cells(region: Region, cells: Int32) -> torch.Tensor:
     decoded = rows[:, : region.row_elems].float()
     if region.fmt is KvFormat.Q8_0:
         scales = region.arrays[1][index][:, :blocks].float()
-        decoded = (decoded.view(-1, blocks, BLOCK) * scales[..., None]).reshape(len(index), -1)
+        decoded = (decoded.view(-1, blocks, BLOCK) * scales[..., None]).flatten(1)
     shaped: torch.Tensor = decoded.reshape(len(index), region.n_head_kv, region.head_dim)
     return shaped
 

@@ -93,7 +93,8 @@ class CellTables:
 
     def lose(self, error: BaseException, why: str) -> None:
         """Refuse everything from now on. why: in words, with the way out."""
-        self._broken = f"the store is lost: {error!r}; {why}"
+        said = (str(error).splitlines() or [""])[0]
+        self._broken = f"the store is lost: {type(error).__name__}: {said}; {why}"
 
     def commit(self, plan: Plan) -> None:
         """End the open step well: its rows become readable."""

@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="another one makes other calls (0)")
     store = parser.add_argument_group("the store, where no cache is named").add_argument
     store("--cache-type", default="f32", choices=("f32", "f16", "q8_0"))
+    store("--device", default="cpu", help="where its kernels run (cpu)")
     store("--n-ctx", type=_positive, default=16, help="cells (16); few make operations collide")
     store("--sanitize", action="store_true", help="NaN in every cell that nobody may read")
     return parser
@@ -117,6 +118,7 @@ def _store(args: argparse.Namespace) -> Callable[[], Cache]:
             n_head_kv=3,
             head_dim=32,
             cache_type=args.cache_type,
+            device=args.device,
             threads=1,
             sanitize=args.sanitize,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -134,7 +133,7 @@ class KvStoreCache:
     def state(self) -> object:
         """Tables, generation and every byte."""
         arrays = [
-            np.asarray(array).tobytes()
+            self.store.kernels.to_host(array).tobytes()
             for layer in range(self.store.n_layer)
             for region in self.store.region(layer)
             for array in region.arrays
@@ -193,7 +192,7 @@ class KvStoreCache:
             for position, cell, length in store.spans(seq):
                 readable[cell : cell + max(0, min(length, store.written(seq) - position))] = True
         cells = np.flatnonzero(~readable).astype(np.int32)
-        kernels: Any = store.device.package()
+        kernels = store.kernels
         for layer in range(store.n_layer):
             for which, region in zip("kv", store.region(layer), strict=True):
                 rows = kernels.to_host(kernels.decode_cells(region, cells))
