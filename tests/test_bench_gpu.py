@@ -327,3 +327,37 @@ def test_a_peer_in_another_format_says_so() -> None:
     racers[1].computed_in = "bf16"
     row = results.rows(PREFILL, racers, GPU_RATES)[0]
     assert lines.line(row, ["FA3", "FA2"]).endswith("| bf16 1.5x (1.5-1.5) | - |")
+
+
+# -- the picture ----------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_ours_in_each_format_beside_peers_of_f16(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    samples = {"ours": 1e-6, "control": 1e-6, "FA3": 2e-6, "2 runs": 1e-6}
+    rows = []
+    for case in (DECODE, PREFILL):
+        racers = [racer(n, [t] * 3, fmt) for fmt in case.formats for n, t in samples.items()]
+        rows += results.rows(case, racers, dict.fromkeys(GPU_RATES, 1e30))
+    source, out = tmp_path / "report.json", tmp_path / "gpu.png"
+    source.write_text(json.dumps({"rows": rows, "rates": GPU_RATES}))
+    assert main(["figure", "gpu", "--from", str(source), "--out", str(out)]) == 0
+    assert out.read_bytes()[:4] == b"\x89PNG"
+    work = DECODE.work("f16", "call").bytes / 1e9
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1].rsplit(" ", 6)[0] for line in shown[:4]] == [
+        "ours f32", "ours f16", "FA3", "ours q8_0",
+    ]  # fmt: skip
+    assert shown[2] == f"decode 3x40 4/2 d32: FA3 {work / 2e-6:.0f} GB/s of K and V"
+    assert [line.split(": ")[1].rsplit(" ", 2)[0] for line in shown[4:]] == [
+        "ours f16", "FA3", "ours q8_0",
+    ]  # fmt: skip
+
+
+def test_a_picture_needs_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["figure", "gpu"]) == 2 and "--from FILE" in capsys.readouterr().err
+    assert main(["figure", "gpu", "--from", str(tmp_path / "none")]) == 2
+    assert "is no report in JSON" in capsys.readouterr().err
