@@ -8,82 +8,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from fake_columns import CASE, OPTIONS, RATES, by_name, child_of, fakes, racer
 
-from minfer.format import KvFormat
 from tuning.__main__ import main
-from tuning.bench import checks, command, inputs, options, results, rounds, statistics, table
+from tuning.bench import checks, command, options, results, rounds, statistics, table
 from tuning.bench.cases import Attention, Case, Model, Product, Work, copies
 from tuning.bench.command import measured
 from tuning.bench.contestants import Column, opened
-from tuning.bench.protocol import Absent, CallFailed, ChildFailed, Message, pack
+from tuning.bench.protocol import Absent, CallFailed, ChildFailed
 from tuning.bench.rounds import Options
 from tuning.bench.store_cases import Session, Store, Tables
 from tuning.bench.suites import from_message
 from tuning.columns.subjects import Measure
-
-CASE = Attention(1, 5, 2, 1, 32)
-OPTIONS = Options(threads=2, rounds=4, seconds=25, rotate=1 << 10, settle=0)
-RATES = {"read": 1e9, "fma": 1e9, "int8": 4e9}
-
-
-class FakeChild:
-    """Answers rightly; a call takes `seconds(turn)`. log: what every fake was asked, in order."""
-
-    def __init__(self, name: str, log: list[Any], seconds: Callable[[int], float]) -> None:
-        self.name, self.log, self.seconds = name, log, seconds
-        self.turn, self.wrong, self.trouble = 0, False, {}
-        self.first: dict[str, float] = {}
-
-    def ask(self, request: Message, timeout: float) -> Message:
-        self.log.append((self.name, request["do"], request.get("key"), request.get("calls")))
-        trouble: dict[tuple[str, Any], Exception] = self.trouble
-        for key in ((request["do"], request.get("key")), (request["do"], None)):
-            if key in trouble:
-                raise trouble[key]
-        return {"hello": self.hello, "prepare": self.prepare, "time": self.time}.get(
-            request["do"], lambda request: {"rates": RATES}
-        )(request)
-
-    def hello(self, request: Message) -> Message:
-        return {"versions": {"fake": "1"}, "suites": ["attn"]}
-
-    def prepare(self, request: Message) -> Message:
-        truth = inputs.expected_attention(CASE, KvFormat(request["fmt"]), "f32")
-        values = truth.exact.astype(np.float32) * (-1 if self.wrong else 1)
-        return {"values": pack(values), "note": "fake", "facts": {}, "seconds": dict(self.first)}
-
-    def time(self, request: Message) -> Message:
-        self.turn += 1
-        return {"seconds": self.seconds(self.turn), "idle": {"cpu": 0.004, "wall": 1.0}}
-
-    def close(self) -> None:
-        self.log.append((self.name, "close", None, None))
-
-
-def fakes(*names: str, seconds: float = 0.1) -> tuple[list[Column], list[Any]]:
-    log: list[Any] = []
-    found = []
-    for name in names:
-        child = FakeChild(name, log, lambda _turn: seconds)
-        found.append(Column(name, lambda child=child: child, suites=("attn",)))  # type: ignore[misc]
-    return found, log
-
-
-def child_of(column: Column) -> FakeChild:
-    made = column.start()
-    assert isinstance(made, FakeChild)
-    return made
-
-
-def by_name(racers: list[rounds.Contestant], fmt: str = "f32") -> dict[str, rounds.Contestant]:
-    return {r.column.name: r for r in racers if r.fmt == fmt}
-
 
 # -- statistics -----------------------------------------------------------------------------------
 
@@ -228,12 +168,6 @@ def test_inputs_of_cold_cases_outgrow_the_cache() -> None:
 
 
 # -- results --------------------------------------------------------------------------------------
-
-
-def racer(name: str, samples: list[float], fmt: str = "f32") -> rounds.Contestant:
-    made = rounds.Contestant(Column(name, lambda: None), fmt, samples={"call": samples})  # type: ignore[arg-type, return-value]
-    made.computed_in = fmt
-    return made
 
 
 def test_a_time_below_the_floor_is_called_impossible() -> None:

@@ -13,8 +13,14 @@ from typing import Any, Protocol
 from tuning.bench.protocol import Absent, CallFailed, Child, ChildFailed, Message
 
 OURS, CONTROL = "ours", "control"
-# Ours otherwise: over rows that lie in several runs of cells, with launches that are not replayed.
-OTHERWISE = {"2 runs": "2", "4 runs": "4", "no replay": "eager"}
+# Ours otherwise on a GPU: over rows in several runs of cells, without replayed graphs, with rounded
+# activations. Each with an argument of `ours_cuda` and the kind of cases that it has.
+OTHERWISE = {
+    "2 runs": ("2", "batch"),
+    "4 runs": ("4", "batch"),
+    "no replay": ("no-replay", "model"),
+    "f16 activations": ("f16", "model"),
+}
 START_SECONDS, ANSWER_SECONDS = 120.0, 600.0
 GPU_ANSWER_SECONDS = 180.0  # compiling included; a kernel that hangs is ended after that
 GPU_PEERS = {  # module and argument, and the kinds of cases that it has
@@ -125,9 +131,7 @@ def columns(peers: Path | None) -> list[Column]:
 def gpu_columns(peers: Path | None, kinds: Sequence[str]) -> list[Column]:
     """Ours on a GPU, as control and otherwise too, and the peers that have cases of `kinds`."""
     started: dict[str, tuple[str, ...]] = dict.fromkeys((OURS, CONTROL), ())
-    for name, argument in OTHERWISE.items():
-        if ("model" if argument == "eager" else "batch") in kinds:
-            started[name] = (argument,)
+    started |= {name: (how,) for name, (how, kind) in OTHERWISE.items() if kind in kinds}
     found = [Column(n, _child(sys.executable, "ours_cuda", *how)) for n, how in started.items()]
     missing = "not asked for; --peers adds it" if peers is None else ""
     for name, (how, kind) in GPU_PEERS.items():

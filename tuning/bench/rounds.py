@@ -126,8 +126,8 @@ def _ready(racer: Contestant, case: Case, ours: Contestant | None, options: Opti
     racer.computed_in = reply["facts"].get("format", racer.fmt)
     for name, seconds in reply["seconds"].items():
         racer.samples[name] = [seconds]
-    if racer.column.is_peer:
-        reference = None if ours is None else ours.values
+    reference = None if ours is None else ours.values
+    if racer.column.is_peer or (isinstance(case, Model) and reference is not None):
         racer.check = check_peer(case, racer.fmt, racer.values, reply["facts"], reference)
     else:
         racer.check = check_ours(case, racer.fmt, racer.values, reply["facts"])

@@ -1,7 +1,7 @@
-"""The columns of this project on a GPU: `python -m tuning.columns.ours_cuda [RUNS | eager]`.
+"""The columns of this project on a GPU: `tuning.columns.ours_cuda [RUNS | no-replay | f16]`.
 
-RUNS: how many runs of cells each sequence lies in, 1 unless said. eager: whole models without
-replayed graphs.
+RUNS: how many runs of cells each sequence lies in, 1 unless said. no-replay: whole models whose
+launches are made one by one. f16: whole models with activations rounded to f16 for products.
 """
 
 from __future__ import annotations
@@ -93,13 +93,19 @@ def do_machine(request: Message) -> Message:
     return {"rates": machine_cuda.rates(request["read_bytes"])}
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "1": {},
+    "no-replay": {"replay": False},
+    "f16": {"activations": "f16"},
+}
+
 if __name__ == "__main__":
     asked = sys.argv[1] if len(sys.argv) > 1 else "1"
-    on_cuda = partial(model, chunk=GPU_CHUNK, device="cuda")
-    if asked == "eager":
-        prepare: dict[str, Prepare] = {"model": partial(on_cuda, replay=False)}
-    else:
-        prepare = {"batch": partial(attention, n_runs=int(asked))}
-        if asked == "1":
-            prepare |= {"dense": product, "model": on_cuda}
+    prepare: dict[str, Prepare] = {}
+    if asked in MODELS:
+        prepare["model"] = partial(model, chunk=GPU_CHUNK, device="cuda", **MODELS[asked])
+    if asked.isdigit():
+        prepare["batch"] = partial(attention, n_runs=int(asked))
+    if asked == "1":
+        prepare["dense"] = product
     run_gpu_column(prepare, kernels_triton.environment, {"machine": do_machine})

@@ -40,6 +40,7 @@ class Replay(Measure):
         self.outs: list[Any] = []
         self.trouble = ""
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # inputs are there
         with torch.cuda.stream(side):  # compiles, and allocates workspaces
             for _ in range(2):
                 calls[0]()
