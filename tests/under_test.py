@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from minfer import cases, registry
 from minfer.device import Device
@@ -21,11 +23,25 @@ from minfer.ops import Variant
 
 device = "cpu"  # conftest sets it before it imports a test module
 THREADS = 2  # of every launch, where a variant has threads
+INTERPRETED_STEPS = 40  # of a program over some keys, each about 10 ms
 
 
 def interpreted() -> bool:
     """Whether kernels run in an interpreter, a thousand times slower than compiled ones."""
     return device == "cuda" and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def affordable(variant: Variant, case: cases.Case) -> bool:
+    """Whether attention of the case takes well under a second: in the interpreter, few steps."""
+    n_head, n_head_kv = case.heads
+    heads = n_head if variant.name == "rows" else n_head_kv
+    at_once = 16 if variant.name == "flash" else 1  # queries
+    steps = sum(
+        min(first + i + 1, case.width or first + i + 1) // 32 + 1
+        for first, n in case.sequences
+        for i in range(0, n, at_once)
+    )
+    return not interpreted() or heads * steps <= INTERPRETED_STEPS
 
 
 def package() -> ModuleType:
@@ -38,7 +54,14 @@ def module(name: str) -> ModuleType:
 
 
 def variants(op: str) -> list[Variant]:
-    return registry.variants(op, device)
+    """Those that run here: some need a GPU, which the interpreter is none of."""
+    here = package().compute_capability()
+    found = registry.variants(op, device)
+    return [v for v in found if not v.limits.capability or v.limits.capability <= (here or ())]
+
+
+def takes(variant: Variant, case: cases.Case) -> bool:
+    return variant.limits.why_not(case.shape, package().compute_capability()) is None
 
 
 def find(op: str, name: str) -> Variant:
@@ -120,6 +143,24 @@ def attend(variant: Variant, inputs: cases.Inputs, **overrides: Any) -> Any:
 
 def case_named(name: str) -> cases.Case:
     return next(case for case in cases.CASES if case.name == name)
+
+
+def short(name: str) -> cases.Case:
+    """The case of that name; interpreted kernels get fewer keys, queries and heads of it."""
+    case = case_named(name)
+    if not interpreted():
+        return case
+    return replace(
+        case,
+        name=f"{name}-short",
+        heads=(case.heads[0] // case.heads[1], 1),
+        sequences=tuple((min(first, 20), min(n, 4)) for first, n in case.sequences),
+    )
+
+
+def compiled_only() -> pytest.MarkDecorator:
+    """Left out where kernels are interpreted: it would take minutes, or gigabytes."""
+    return pytest.mark.skipif(interpreted(), reason="takes minutes interpreted")
 
 
 def same_bits(a: Any, b: Any) -> bool:

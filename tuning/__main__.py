@@ -9,14 +9,19 @@ from minfer.errors import Refusal
 from tuning import figure
 from tuning.bench import command
 from tuning.bench.protocol import ChildFailed
+from tuning.compiled import command as compiled
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; 0 done, 2 or 3 refused or not written, 70 a column that does not run."""
+    """Run a command; 0 done, 2 or 3 refused or not written, 70 a column that does not run.
+
+    1: a kernel that does not compile, or a default that spills.
+    """
     parser = argparse.ArgumentParser(prog="python -m tuning", description="Measuring minfer.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, module, text in (
         ("bench", command, "time the kernels, and peers beside them"),
+        ("compile", compiled, "compile the CUDA kernels, which takes no GPU"),
         ("figure", figure, "draw a picture of the documentation"),
     ):
         sub = commands.add_parser(name, help=text)
@@ -24,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         sub.set_defaults(run=module.run)
     args = parser.parse_args(argv)
     try:
-        args.run(args)
+        return int(args.run(args) or 0)
     except Refusal as refusal:
         print(refusal, file=sys.stderr)
         return refusal.exit_code
@@ -41,7 +46,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from under_test import arranged, canonical, config_of, interpreted, launch, package, variants
+from under_test import (
+    arranged,
+    canonical,
+    compiled_only,
+    config_of,
+    interpreted,
+    launch,
+    package,
+    variants,
+)
 
 from minfer import cases, reference
 from minfer.cases import MOVE_CASES, MoveCase
@@ -79,6 +88,7 @@ def test_long_moves_by_a_few_cells_have_memmove_semantics(variant: Variant, fmt:
             assert (launch(variant, region, array).arrays[0] == wanted.arrays[0]).all()
 
 
+@compiled_only()
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 @pytest.mark.parametrize("fmt", KvFormat, ids=str)
 def test_cells_beyond_two_gigabytes_move(variant: Variant, fmt: KvFormat) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from attention_oracle import assert_within_budget
-from under_test import attend, case_named, find, same_bits, variants
+from under_test import attend, find, same_bits, short, variants
 
 from minfer import cases, reference
 from minfer.format import KvFormat
@@ -17,7 +17,7 @@ EVERY = [(v.name, fmt) for v in variants("attn_map") for fmt in v.formats]
 
 @pytest.mark.parametrize(("name", "fmt"), EVERY, ids=str)
 def test_a_scale_of_any_sign_multiplies_scores(name: str, fmt: KvFormat) -> None:
-    inputs = cases.make(case_named("batch" if name == "flash" else "drafts"), fmt)
+    inputs = cases.make(short("batch" if name == "flash" else "drafts"), fmt)
     variant = find("attn_map", name)
     plain = attend(variant, inputs)
     turned = attend(variant, replace(inputs, q=-inputs.q, scale=-inputs.scale))
