@@ -21,8 +21,8 @@ from minfer.window import PARTITION as PARTITION_KEYS
 
 PARTITION = tl.constexpr(PARTITION_KEYS)
 LARGEST = 4  # partitions of a group
-CHUNK = 32  # groups that are joined at once
-LEVELS = 8  # of the tree above chunks
+LEAST, CHUNK = 8, 128  # groups that are joined at once
+LEVELS = 16  # of the tree above chunks
 
 
 @triton.jit
@@ -66,70 +66,40 @@ def group_size(p_first, p_last, n_splits, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def _tree(m, l, acc, factor, N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """N states, an aligned group of a power of two, as one: m, l [1], acc [1, d]."""
-    for level in tl.static_range(N.bit_length() - 1):
-        m_a, m_b = tl.split(tl.reshape(m, [N >> (level + 1), 2]))
-        l_a, l_b = tl.split(tl.reshape(l, [N >> (level + 1), 2]))
-        pairs = tl.reshape(acc, [N >> (level + 1), 2, BLOCK_D])
-        acc_a, acc_b = tl.split(tl.permute(pairs, [0, 2, 1]))
-        m, l, acc = join(m_a, l_a, acc_a, m_b, l_b, acc_b, factor)
-    return m, l, acc
+def _join_rows(m, l, acc, factor, N: tl.constexpr, LOW: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of 2 * N * LOW states, [.., BLOCK_D] each: 2i of the leading part with 2i + 1."""
+    m_a, m_b = tl.split(tl.permute(tl.reshape(m, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+    l_a, l_b = tl.split(tl.permute(tl.reshape(l, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+    acc_a, acc_b = tl.split(tl.permute(tl.reshape(acc, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+    m = tl.maximum(m_a, m_b)
+    w_a, w_b = weight(m_a, m, factor), weight(m_b, m, factor)
+    return m, l_a * w_a + l_b * w_b, acc_a * w_a + acc_b * w_b
 
 
 @triton.jit
-def _chunk(states, accs, chunk, begin, end, factor, D: tl.constexpr, BLOCK_D: tl.constexpr,
-           CHUNK: tl.constexpr):  # fmt: skip
-    """The groups of one chunk that lie in [begin, end) as one state; row 0 is group `begin`."""
-    group, d = chunk * CHUNK + tl.arange(0, CHUNK), tl.arange(0, BLOCK_D)
+def _chunk(states, accs, chunk, begin, end, d, factor, D: tl.constexpr, BLOCK_D: tl.constexpr,
+           CHUNK: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+    """The groups of one chunk that lie in [begin, end) as one state [1, BLOCK_D] each.
+
+    Row 0 of the partials is group `begin`. A thread holds every LANES-th row of a tile, so rows are
+    ordered that the groups it holds are neighbours, and joins those without asking others.
+    """
+    ROWS: tl.constexpr = CHUNK // LANES
+    r = tl.arange(0, CHUNK)
+    group = chunk * CHUNK + r % LANES * ROWS + r // LANES
     held, at = (group >= begin) & (group < end), group - begin
     m = tl.load(states + 2 * at, mask=held, other=float("-inf"))
     l = tl.load(states + 2 * at + 1, mask=held, other=0.0)
     mask = held[:, None] & (d < D)[None, :]
     acc = tl.load(accs + at[:, None] * D + d[None, :], mask=mask, other=0.0)
-    return _tree(m, l, acc, factor, CHUNK, BLOCK_D)
-
-
-@triton.jit
-def _row(stack_m, stack_l, stack_acc, here):
-    """The one row of a stack that `here` [LEVELS] marks: m, l [1], acc [1, d]."""
-    m = tl.max(tl.where(here, stack_m, float("-inf")), axis=0, keep_dims=True)
-    l = tl.sum(tl.where(here, stack_l, 0.0), axis=0, keep_dims=True)
-    return m, l, tl.sum(tl.where(here[:, None], stack_acc, 0.0), axis=0, keep_dims=True)
-
-
-@triton.jit
-def _chunks(states, accs, begin, end, factor, D: tl.constexpr, BLOCK_D: tl.constexpr,
-            CHUNK: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
-    """All groups [begin, end) as one state, where they are more than a chunk.
-
-    Chunks are whole subtrees; they join as a binary counter counts: row i of the stack holds a
-    finished subtree of 2**i chunks that waits for its right neighbour.
-    """
-    level_of = tl.arange(0, LEVELS)
-    stack_m = tl.full([LEVELS], float("-inf"), tl.float32)
-    stack_l = tl.zeros([LEVELS], tl.float32)
-    stack_acc = tl.zeros([LEVELS, BLOCK_D], tl.float32)
-    for chunk in range(begin // CHUNK, (end - 1) // CHUNK + 1):
-        m, l, acc = _chunk(states, accs, chunk, begin, end, factor, D, BLOCK_D, CHUNK)
-        level, rest = chunk * 0, chunk
-        while rest % 2 == 1:
-            here = level_of == level
-            m_a, l_a, acc_a = _row(stack_m, stack_l, stack_acc, here)
-            m, l, acc = join(m_a, l_a, acc_a, m, l, acc, factor)
-            stack_m = tl.where(here, float("-inf"), stack_m)
-            stack_l = tl.where(here, 0.0, stack_l)
-            stack_acc = tl.where(here[:, None], 0.0, stack_acc)
-            level, rest = level + 1, rest // 2
-        here = level_of == level
-        stack_m = tl.where(here, m, stack_m)
-        stack_l = tl.where(here, l, stack_l)
-        stack_acc = tl.where(here[:, None], acc, stack_acc)
-    m, l, acc = _row(stack_m, stack_l, stack_acc, level_of == 0)
-    for level in range(1, LEVELS):
-        m_a, l_a, acc_a = _row(stack_m, stack_l, stack_acc, level_of == level)
-        m, l, acc = join(m_a, l_a, acc_a, m, l, acc, factor)
-    return m, l, acc
+    m = tl.broadcast_to(m[:, None], [CHUNK, BLOCK_D])
+    l = tl.broadcast_to(l[:, None], [CHUNK, BLOCK_D])
+    for level in tl.static_range(ROWS.bit_length() - 1):
+        m, l, acc = _join_rows(m, l, acc, factor, ROWS >> (level + 1), LANES, BLOCK_D)
+    for level in tl.static_range(LANES.bit_length() - 1):
+        m, l, acc = _join_rows(m, l, acc, factor, LANES >> (level + 1), 1, BLOCK_D)
+    shape: tl.constexpr = [1, BLOCK_D]
+    return tl.reshape(m, shape), tl.reshape(l, shape), tl.reshape(acc, shape)
 
 
 @triton.jit
@@ -149,9 +119,15 @@ def _combine_kernel(
     MODE: tl.constexpr,
     LARGEST: tl.constexpr,
     CHUNK: tl.constexpr,
+    LANES: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """Join the groups of one (query, head) and divide by the sum of weights."""
+    """Join the groups of one (query, head), for BLOCK_D elements, and divide.
+
+    Chunks of CHUNK groups are whole subtrees; where there are several they join as a binary counter
+    counts: row i of a stack holds a finished subtree of 2**i chunks that waits for its right
+    neighbour.
+    """
     row = tl.program_id(0)
     query = row // n_head
     pos = tl.load(positions + query)
@@ -160,15 +136,41 @@ def _combine_kernel(
     begin, end = first // PARTITION // size, pos // PARTITION // size + 1
     base = row.to(tl.int64) * n_groups
     states, accs = states + 2 * base, accs + D * base
-    if begin // CHUNK == (end - 1) // CHUNK:
-        chunk = begin // CHUNK
-        _m, l, acc = _chunk(states, accs, chunk, begin, end, factor, D, BLOCK_D, CHUNK)
-    else:
-        _m, l, acc = _chunks(states, accs, begin, end, factor, D, BLOCK_D, CHUNK, LEVELS)
-    d = tl.arange(0, BLOCK_D)
-    result = acc / l[:, None] + 0.0  # no negative zero, which masked keys could flip
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    chunk, last = begin // CHUNK, (end - 1) // CHUNK
+    m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
+    if chunk != last:
+        level_of = tl.arange(0, LEVELS)[:, None] + tl.zeros_like(d)[None, :]
+        waiting_m = tl.full([LEVELS, BLOCK_D], float("-inf"), tl.float32)
+        waiting_l = tl.zeros([LEVELS, BLOCK_D], tl.float32)
+        waiting_acc = tl.zeros([LEVELS, BLOCK_D], tl.float32)
+        while chunk <= last:
+            level, rest = chunk * 0, chunk
+            while (rest % 2 == 1) | ((chunk == last) & (rest > 0)):
+                # the last chunk takes all that wait; a level without one changes nothing
+                here = level_of == level
+                m_a = tl.max(tl.where(here, waiting_m, float("-inf")), axis=0, keep_dims=True)
+                l_a = tl.sum(tl.where(here, waiting_l, 0.0), axis=0, keep_dims=True)
+                acc_a = tl.sum(tl.where(here, waiting_acc, 0.0), axis=0, keep_dims=True)
+                top = tl.maximum(m_a, m)
+                w_a, w = weight(m_a, top, factor), weight(m, top, factor)
+                m, l, acc = top, l_a * w_a + l * w, acc_a * w_a + acc * w
+                waiting_m = tl.where(here, float("-inf"), waiting_m)
+                waiting_l = tl.where(here, 0.0, waiting_l)
+                waiting_acc = tl.where(here, 0.0, waiting_acc)
+                level, rest = level + 1, rest // 2
+            chunk += 1
+            if chunk <= last:
+                here = level_of == level
+                waiting_m = tl.where(here, m, waiting_m)
+                waiting_l = tl.where(here, l, waiting_l)
+                waiting_acc = tl.where(here, acc, waiting_acc)
+                m, l, acc = _chunk(
+                    states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES
+                )
     target = out + row.to(tl.int64) * D + d[None, :]
-    tl.store(target, result, mask=(d < D)[None, :])
+    # adding +0 leaves no negative zero, which masked keys could flip
+    tl.store(target, acc / l + 0.0, mask=(d < D)[None, :])
 
 
 class Partials(NamedTuple):
@@ -196,8 +198,7 @@ def splits(call: Call, waves: int) -> int:
     A free choice: partials join in the same tree whatever it is.
     """
     wanted = waves * multiprocessors() // max(1, call.n_q * call.n_head_kv)
-    power: int = triton.next_power_of_2(max(1, wanted))
-    return max(1, min(power, call.most_partitions))
+    return max(1, min(wanted, call.most_partitions))
 
 
 def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
@@ -206,7 +207,11 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
     factor: of differences of the m that are in `given`.
     """
     out = call.empty_out()
-    _combine_kernel[(call.n_q * call.n_head,)](
+    n_groups: int = triton.next_power_of_2(given.n_groups)
+    chunk = max(LEAST, min(n_groups, CHUNK))
+    warps = max(1, chunk // 32)
+    block_d = min(triton.next_power_of_2(call.head_dim), 32)
+    _combine_kernel[(call.n_q * call.n_head, triton.cdiv(call.head_dim, block_d))](
         given.states,
         given.accs,
         call.window_or_positions,
@@ -218,12 +223,13 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         call.width,
         factor,
         D=call.head_dim,
-        BLOCK_D=triton.next_power_of_2(call.head_dim),
+        BLOCK_D=block_d,
         MODE=call.mode,
         LARGEST=given.largest,
-        CHUNK=CHUNK,
+        CHUNK=chunk,
+        LANES=4 * warps,  # a warp's tile is 4 rows of 8 lanes of 4 elements
         LEVELS=LEVELS,
-        num_warps=4,
+        num_warps=warps,
         enable_fp_fusion=False,
     )
     return out

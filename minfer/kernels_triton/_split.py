@@ -125,6 +125,13 @@ def _attn_split_kernel(
         store_state(states, accs, at, m, l, acc, r < GROUP, D, BLOCK_D)
 
 
+def block_n(fmt: KvFormat, head_dim: int) -> int:
+    """Keys of a tile: three of them, K and V, fit a multiprocessor's shared memory twice."""
+    if fmt is KvFormat.F32:
+        return 32 if head_dim <= 128 else 16
+    return 64 if head_dim <= 128 else 32
+
+
 def attend_split(call: Call, config: Config) -> torch.Tensor:
     """Run `split` on a checked call."""
     if not call.n_q:
@@ -150,7 +157,7 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         ROWS=triton.next_power_of_2(call.group if exact else max(call.group, MMA_ROWS)),
         D=call.head_dim,
         BLOCK_D=triton.next_power_of_2(max(call.head_dim, 16)),
-        BLOCK_N=config["block_n"],
+        BLOCK_N=block_n(call.fmt, call.head_dim),
         FMT=FORMATS[call.fmt],
         TYPE=tl.float32 if exact else tl.float16,
         MODE=call.mode,

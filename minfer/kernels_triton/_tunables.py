@@ -9,14 +9,13 @@ DECODED = {KvFormat.Q8_0: "f16"}
 
 ROWS = {"block_n": Tunable(32, (16, 32, 64), numeric=True)}
 SPLIT = {
-    "block_n": Tunable(64, (32, 64, 128), numeric=True),
     "stages": Tunable(3, (2, 3, 4)),
-    "waves": Tunable(4, (1, 2, 4, 8)),
+    "waves": Tunable(2, (1, 2, 3, 4, 8)),
 }
 RING_LIMITS = Limits(kinds=(DECODE,), head_dims=(64, 128), capability=(8, 0))
 RING = {
-    "block_n": Tunable(16, (16, 32), numeric=True),
+    "block_n": Tunable(16, (16,), numeric=True),
     "stages": Tunable(3, (3, 4)),
-    "warps": Tunable(4, (2, 4)),
-    "waves": Tunable(1, (1, 2)),
+    "warps": Tunable(2, (2, 4)),
+    "waves": Tunable(1, (1, 2, 4)),
 }
