@@ -4,6 +4,7 @@ out[i, h] = sum over keys c of the window: softmax(scale * q[i, h] . K[c]) V[c]
 
 rows: one query head at a time, every shape, exact. split: decode, work cut by partitions of 256
 keys. ring: decode over q8_0 cells, every warp streams keys through shared memory of its own.
+flash: prefill, tiles of queries against tiles of keys, one sweep.
 """
 
 from __future__ import annotations
@@ -11,12 +12,22 @@ from __future__ import annotations
 from typing import Any
 
 from minfer.format import Int32, KvFormat, Region
-from minfer.kernels_triton._call import prepare
+from minfer.kernels_triton._call import prepare, tiles_of
+from minfer.kernels_triton._flash import attend_flash
 from minfer.kernels_triton._ring import attend_ring
 from minfer.kernels_triton._rows import attend_rows
 from minfer.kernels_triton._split import attend_split
-from minfer.kernels_triton._tunables import DECODED, HALF, HEAD_UNIT, RING, RING_LIMITS, ROWS, SPLIT
-from minfer.ops import DECODE, Config, Limits, variant
+from minfer.kernels_triton._tunables import (
+    DECODED,
+    FLASH,
+    HALF,
+    HEAD_UNIT,
+    RING,
+    RING_LIMITS,
+    ROWS,
+    SPLIT,
+)
+from minfer.ops import DECODE, PREFILL, Config, Limits, variant
 
 NAME = "attn_map"
 
@@ -91,3 +102,30 @@ def attn_map_ring(
     """q float32 [n_q, n_head, d] to float32 of that shape; over q8_0 cells, tiles unused."""
     call = prepare(NAME, q, k, v, positions, runs, fmt=fmt, scale=scale, width=width)
     return attend_ring(call, config)
+
+
+@variant(
+    limits=Limits(kinds=(PREFILL,), head_dim_multiple=HEAD_UNIT, max_group=32),
+    query=HALF,
+    prob=HALF,
+    decoded=DECODED,
+    space=FLASH,
+)
+def attn_map_flash(
+    q: Any,
+    k: Region,
+    v: Region,
+    positions: Int32,
+    runs: Int32,
+    tiles: Int32,
+    *,
+    fmt: KvFormat,
+    scale: float,
+    width: int,
+    config: Config,
+) -> Any:
+    """q float32 [n_q, n_head, d] to float32 of that shape; `tiles` [n, 2] cut by block_m."""
+    call = prepare(
+        NAME, q, k, v, positions, runs, fmt=fmt, scale=scale, width=width, multiple=HEAD_UNIT
+    )
+    return attend_flash(call, tiles_of(call, tiles), config)

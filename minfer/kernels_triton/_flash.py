@@ -1,0 +1,262 @@
+"""`flash`: prefill attention, work cut into (rows, KV head), late tiles first.
+
+A program owns one KV head and ROWS rows: consecutive queries of a tile times the heads of the
+group. It passes once over key tiles that are aligned in logical index, in order, and keeps a
+running softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022).
+
+The keys that all its queries see lie in up to four runs of cells. A run holds a stretch of tiles
+that are read in one piece and without masks; tiles between stretches are gathered row by row and
+masked. Both kinds do the same arithmetic in the same order, and a key that is masked changes
+nothing, so a row's bits depend neither on the other rows nor on where runs begin and end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minfer.format import KvFormat
+from minfer.kernels_triton import compute_capability
+from minfer.kernels_triton._call import Call
+from minfer.kernels_triton._gather import RUNS, cell_of, query_window
+from minfer.kernels_triton._tile import BLOCK, F32, FORMATS, Q8_0
+from minfer.ops import Config, Tunable
+
+BLOCK_M = Tunable(128, (32, 64, 128, 256))  # queries of a tile; bits do not depend on it
+
+
+@triton.jit
+def _head_rows(
+    rows,  # float32 or float16 [.., STRIDE], or int8 codes; the head's first element
+    scales,  # float16 [.., SCALES] of q8_0, else unused
+    cells,  # int [n]
+    seen,  # bool [n]; the others are loaded as 0
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
+    FMT: tl.constexpr,
+    WHOLE: tl.constexpr,  # all are seen
+):
+    """One head of the cells, [n, BLOCK_D]: float32 of f32 cells, else float16; 0 past D."""
+    d = tl.arange(0, BLOCK_D)
+    at = cells[:, None] * STRIDE + d[None, :]
+    # strides are constants: a thread's addresses differ by constants and cost no arithmetic
+    if WHOLE and D == BLOCK_D:
+        loaded = tl.load(rows + at)
+    else:
+        loaded = tl.load(rows + at, mask=seen[:, None] & (d < D)[None, :], other=0)
+    if FMT != Q8_0:
+        return loaded
+    block = tl.arange(0, BLOCK_D // BLOCK)
+    at_scale = cells[:, None] * SCALES + block[None, :]
+    if WHOLE and D == BLOCK_D:
+        scale = tl.load(scales + at_scale)
+    else:
+        scale = tl.load(
+            scales + at_scale, mask=seen[:, None] & (block < D // BLOCK)[None, :], other=0.0
+        )
+    codes = tl.reshape(loaded.to(tl.float16), [cells.shape[0], BLOCK_D // BLOCK, BLOCK])
+    return tl.reshape(codes * scale[:, :, None], [cells.shape[0], BLOCK_D])
+
+
+@triton.jit
+def _scores(q, k, FMT: tl.constexpr):
+    """float32 [rows, n] of q [rows, d] and k [n, d]."""
+    if FMT == F32:
+        return tl.dot(q, tl.trans(k), input_precision="ieee")
+    return tl.dot(q, tl.trans(k))
+
+
+@triton.jit
+def _add_keys(m, l, acc, scores, v, factor, FMT: tl.constexpr):
+    """The running softmax of every row after one more tile of keys.
+
+    m: largest score so far, times `factor` unless cells are f32; -inf before the first key.
+    """
+    largest = tl.max(scores, axis=1)
+    if FMT == F32:
+        top = tl.maximum(m, largest)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp2((scores - base[:, None]) * factor)
+        decay = tl.exp2((m - base) * factor)
+        acc = tl.fma(acc, decay[:, None], tl.dot(p, v, input_precision="ieee"))
+    else:
+        top = tl.maximum(m, largest * factor)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp2(tl.fma(scores, factor, -base[:, None]))
+        decay = tl.exp2(m - base)
+        acc = tl.dot(p.to(tl.float16), v, acc * decay[:, None])
+    return top, tl.fma(l, decay, tl.sum(p, axis=1)), acc
+
+
+@triton.jit
+def _stretch(r, begin, end, e0, e1, e2, BLOCK_N: tl.constexpr, MODE: tl.constexpr):
+    """Tiles [first, after) that lie wholly in run r and in keys [begin, end)."""
+    start, stop = begin, end
+    if MODE == RUNS:
+        start = tl.where(r == 0, begin, tl.where(r == 1, e0, tl.where(r == 2, e1, e2)))
+        stop = tl.where(r == 0, e0, tl.where(r == 1, e1, tl.where(r == 2, e2, end)))
+    first = tl.cdiv(tl.maximum(start, begin), BLOCK_N)
+    return first, tl.maximum(tl.minimum(stop, end) // BLOCK_N, first)
+
+
+@triton.jit
+def _attend_flash_kernel(
+    q,  # float32 [n_q, n_head, D]
+    k,  # [n_cells, STRIDE]
+    k_scales,  # float16 [n_cells, SCALES] of q8_0
+    v,
+    v_scales,
+    window,
+    positions,  # int32 [n_q]
+    tiles,  # int32 [n, 2] (first query, count)
+    out,  # float32 [n_q, n_head, D]
+    width,
+    factor,
+    N_HEAD_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
+    FMT: tl.constexpr,
+    MODE: tl.constexpr,
+    PARTS: tl.constexpr,  # programs that share a tile and KV head
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    index = tl.num_programs(0) - 1 - tl.program_id(0)
+    head, part = index % N_HEAD_KV, index // N_HEAD_KV % PARTS
+    tile = tiles + 2 * (index // N_HEAD_KV // PARTS)
+    QUERIES: tl.constexpr = ROWS // GROUP
+    n = tl.minimum(tl.load(tile + 1) - part * QUERIES, QUERIES)
+    if n <= 0:
+        return
+    query = tl.load(tile) + part * QUERIES
+    pos = tl.load(positions + query)
+    last = pos + n - 1
+    row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    step = tl.minimum(row // GROUP, n - 1)  # queries after the first; spare rows are the last's
+    begins, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query + step, pos + step, width, MODE)
+    ends = pos + step
+    first, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query, pos, width, MODE)
+    begin, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query + n - 1, last, width, MODE)
+
+    start = (query.to(tl.int64) * N_HEAD_KV + head) * (GROUP * D)
+    at = (row // GROUP * (N_HEAD_KV * GROUP) + row % GROUP)[:, None] * D + d[None, :]
+    used = (row < n * GROUP)[:, None] & (d < D)[None, :]
+    q_tile = tl.load(q + start + at, mask=used, other=0.0)
+    if FMT != F32:
+        q_tile = q_tile.to(tl.float16)
+    k, v = k + head * D, v + head * D
+    k_scales, v_scales = k_scales + head * (D // BLOCK), v_scales + head * (D // BLOCK)
+    key = tl.arange(0, BLOCK_N)
+
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    done, n_tiles = first // BLOCK_N, last // BLOCK_N + 1
+    N_RUNS: tl.constexpr = 4 if MODE == RUNS else 1
+    for r in range(N_RUNS + 1):
+        whole, after = _stretch(r, begin, pos + 1, e0, e1, e2, BLOCK_N, MODE)
+        whole = tl.where(r == N_RUNS, n_tiles, tl.minimum(tl.maximum(whole, done), n_tiles))
+        after = tl.maximum(after, whole)
+        for t in tl.range(done, whole, num_stages=2):
+            j = t * BLOCK_N + key
+            seen = (j >= first) & (j <= last)
+            cells = cell_of(j, e0, e1, e2, b0, b1, b2, b3, MODE)
+            if MODE == RUNS and t * BLOCK_N < begin:  # the last query has slid past these keys
+                _0, f0, f1, f2, c0, c1, c2, c3 = query_window(window, query, pos, width, MODE)
+                cells = tl.where(j < begin, cell_of(j, f0, f1, f2, c0, c1, c2, c3, MODE), cells)
+            cells = cells.to(tl.int64)
+            k_tile = _head_rows(k, k_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
+            v_tile = _head_rows(v, v_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
+            scores = _scores(q_tile, k_tile, FMT)
+            mine = (j[None, :] >= begins[:, None]) & (j[None, :] <= ends[:, None])
+            scores = tl.where(mine, scores, float("-inf"))
+            m, l, acc = _add_keys(m, l, acc, scores, v_tile, factor, FMT)
+        origin = cell_of(whole * BLOCK_N, e0, e1, e2, b0, b1, b2, b3, MODE)
+        for t in tl.range(whole, after, num_stages=STAGES):
+            cell = (origin + (t - whole) * BLOCK_N).to(tl.int64)
+            k_tile = _head_rows(
+                k + cell * STRIDE, k_scales + cell * SCALES, key, key >= 0,
+                D, BLOCK_D, STRIDE, SCALES, FMT, True,
+            )  # fmt: skip
+            v_tile = _head_rows(
+                v + cell * STRIDE, v_scales + cell * SCALES, key, key >= 0,
+                D, BLOCK_D, STRIDE, SCALES, FMT, True,
+            )  # fmt: skip
+            m, l, acc = _add_keys(m, l, acc, _scores(q_tile, k_tile, FMT), v_tile, factor, FMT)
+        done = after
+    result = acc * (1.0 / l)[:, None] + 0.0  # no negative zero, which masked keys could flip
+    tl.store(out + start + at, result, mask=used)
+
+
+class Blocks(NamedTuple):
+    """How a program is cut: `keys` and `warps` may change bits, the others do not."""
+
+    rows: int  # (query, head) pairs of a program
+    keys: int  # of a tile
+    warps: int
+    stages: int  # tiles of keys that are loaded ahead
+
+
+def blocks_of(fmt: KvFormat, head_dim: int, capability: tuple[int, int] | None) -> Blocks:
+    """Blocks that fit a GPU's registers and shared memory; none spills."""
+    block_d = triton.next_power_of_2(head_dim)
+    if fmt is KvFormat.F32:
+        return Blocks(64 if block_d <= 128 else 32, 32, 8 if block_d <= 64 else 16, 2)
+    crowded = block_d > 64 and (fmt is KvFormat.Q8_0 or head_dim != 128)
+    if capability is None or capability[0] != 9:
+        return Blocks(64, 32 if crowded else 64, 8, 2)
+    if block_d > 128:
+        return Blocks(64, 64, 8, 2)
+    return Blocks(128, 64 if crowded else 128, 8, 3)
+
+
+def attend_flash(call: Call, tiles: torch.Tensor, config: Config) -> torch.Tensor:
+    """Run `flash` on a checked call and its tiles, int32 [n, 2]: float32 [n_q, n_head, d]."""
+    blocks = blocks_of(call.fmt, call.head_dim, compute_capability())
+    return launch_flash(call, tiles, config["block_m"], blocks)
+
+
+def launch_flash(call: Call, tiles: torch.Tensor, block_m: int, blocks: Blocks) -> torch.Tensor:
+    """`attend_flash` in given blocks; `block_m`: queries of a tile at most."""
+    out, k, v = call.empty_out(), call.k.arrays, call.v.arrays
+    # a scale of 0 would make a masked score NaN; zero queries give the same equal weights
+    q, factor = (call.q, call.factor) if call.factor else (torch.zeros_like(call.q), 1.0)
+    parts = triton.cdiv(block_m, blocks.rows // call.group)
+    _attend_flash_kernel[(tiles.shape[0] * parts * call.n_head_kv,)](
+        q,
+        k[0],
+        k[-1],
+        v[0],
+        v[-1],
+        call.window_or_positions,
+        call.positions,
+        tiles,
+        out,
+        call.width,
+        factor,
+        N_HEAD_KV=call.n_head_kv,
+        GROUP=call.group,
+        D=call.head_dim,
+        BLOCK_D=triton.next_power_of_2(call.head_dim),
+        STRIDE=k[0].shape[1],
+        SCALES=k[-1].shape[1],
+        FMT=FORMATS[call.fmt],
+        MODE=call.mode,
+        PARTS=parts,
+        ROWS=blocks.rows,
+        BLOCK_N=blocks.keys,
+        STAGES=blocks.stages,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+        enable_fp_fusion=False,
+    )
+    return out
