@@ -81,6 +81,8 @@ CASES = (
     Case("prompt-sliding", PREFILL, (9, 3), 64, ((0, 100),), CAUSAL, width=40),
     Case("chunk-sliding", PREFILL, (4, 2), 64, ((505, 37),), RUNS, pieces=4, width=300),
     Case("chunk-clipped", PREFILL, (4, 2), 64, ((505, 37),), RUNS, 4, width=271, clipped=True),
+    Case("narrow", PREFILL, (4, 2), 64, ((0, 70), (130, 9)), RUNS, pieces=4, width=3),
+    Case("narrow-clipped", PREFILL, (4, 2), 64, ((0, 70), (130, 9)), RUNS, 4, 5, clipped=True),
     Case("gemma3", DECODE, (4, 1), 256, ((700, 1),), RUNS, pieces=3, width=512),
     Case("gemma3-prompt", PREFILL, (4, 1), 256, ((600, 19),), CAUSAL, width=512),
     Case("span-clipped", PREFILL, (4, 2), 64, ((250, 37),), SPAN, width=33, clipped=True),

@@ -21,7 +21,7 @@ import triton.language as tl
 from minfer.format import KvFormat
 from minfer.kernels_triton import compute_capability
 from minfer.kernels_triton._call import Call
-from minfer.kernels_triton._gather import RUNS, cell_of, query_window
+from minfer.kernels_triton._gather import RUNS, cell_of, own_cell, query_window
 from minfer.kernels_triton._tile import BLOCK, F32, FORMATS, Q8_0
 from minfer.ops import Config, Tunable
 
@@ -170,9 +170,10 @@ def _attend_flash_kernel(
             j = t * BLOCK_N + key
             seen = (j >= first) & (j <= last)
             cells = cell_of(j, e0, e1, e2, b0, b1, b2, b3, MODE)
-            if MODE == RUNS and t * BLOCK_N < begin:  # the last query has slid past these keys
+            if MODE == RUNS:  # the last query may have slid past keys that others see
                 _0, f0, f1, f2, c0, c1, c2, c3 = query_window(window, query, pos, width, MODE)
-                cells = tl.where(j < begin, cell_of(j, f0, f1, f2, c0, c1, c2, c3, MODE), cells)
+                own = own_cell(window, query + j - pos, j, seen & (j > pos), MODE)
+                cells = tl.where(j > pos, own, cell_of(j, f0, f1, f2, c0, c1, c2, c3, MODE))
             cells = cells.to(tl.int64)
             k_tile = _head_rows(k, k_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
             v_tile = _head_rows(v, v_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
