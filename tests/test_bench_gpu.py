@@ -23,7 +23,7 @@ from tuning.bench.batches import Batch
 from tuning.bench.cases import Attention, Model, Work
 from tuning.bench.command import measured
 from tuning.bench.contestants import OTHERWISE, Column, gpu_columns, opened
-from tuning.bench.protocol import Child, ChildFailed, pack
+from tuning.bench.protocol import NO_GRAPH, Child, ChildFailed, pack
 from tuning.bench.suites import GPU_QUICK, GPU_SUITES, from_message
 
 DECODE = Batch(1, 40, 4, 2, 32, batch=3)
@@ -318,8 +318,11 @@ def test_rows_are_printed_once_as_they_come(capsys: pytest.CaptureFixture[str]) 
     assert rows[0].startswith("| decode 3x40 4/2 d32 | f32 | 1 ms (1-1) |")
     assert rows[1].endswith("|  | 1x (1-1) tie |") and "| 1.00x |" in rows[2]
     report["environment"] = {"load": None, "cores": 2}
+    report["rows"][1]["columns"]["FA3"]["note"] += f"{NO_GRAPH}RuntimeError: no"
     printer.end(report)
-    assert "| decode" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "FA3, decode 3x40 4/2 d32 f16: fake, no graph: RuntimeError: no\n" in shown
+    assert "| decode" not in shown and shown.count("no graph") == 1
 
 
 def test_a_peer_in_another_format_says_so() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tuning.bench.protocol import Absent, CallFailed, Child, ChildFailed
+
 for needed in ("torch", "triton"):
     pytest.importorskip(needed)
 
@@ -102,3 +104,38 @@ def test_torch_is_called_rightly(report: Any) -> None:
 
 def test_a_gpu_has_rates_of_copies_and_products(report: Any) -> None:
     assert report["rates"] == ["bf16", "fma", "int8", "read"]
+
+
+LOST = """
+import sys
+import torch
+from tuning.bench.protocol import Absent, serve
+from tuning.columns import replay
+
+def lost():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def absent(request):
+    raise Absent("no such thing")
+
+def lose(request):
+    torch.cuda.synchronize = lost
+    raise ValueError("the launch failed")
+
+replay.DEVICE, torch.cuda.synchronize = "cuda", lambda: None
+handlers = {"fail": lambda request: 1 / 0, "absent": absent, "lose": lose}
+serve({verb: replay.guarded(handler) for verb, handler in handlers.items()})
+"""
+
+
+def test_a_child_ends_when_its_gpu_is_lost_and_not_before() -> None:
+    child = Child([sys.executable, "-c", LOST])
+    try:
+        with pytest.raises(CallFailed, match="division by zero"):
+            child.ask({"do": "fail"}, 60)
+        with pytest.raises(Absent, match="no such thing"):
+            child.ask({"do": "absent"}, 60)
+        with pytest.raises(ChildFailed, match=r"exit code 1: (?s:.*)illegal memory access"):
+            child.ask({"do": "lose"}, 60)
+    finally:
+        child.close()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
 from minfer import reference
-from minfer.format import Int32, KvFormat
+from minfer.format import Floats, Int32, KvFormat
 from minfer.window import CellSpan, runs_array, span_array
 from tuning.bench.cases import FORMATS, Attention, Work
 from tuning.bench.inputs import Expected, checked_heads, region
@@ -121,17 +122,21 @@ def expected_batch(case: Batch, fmt: KvFormat) -> Expected:
 
 
 def _answers(case: Batch, fmt: KvFormat) -> Iterator[Any]:
-    queries, kv_heads = case.checked
-    dims, kept, cells = np.arange(case.head_dim), np.array(kv_heads), np.arange(case.n_cells)
     by_sequence: dict[int, list[int]] = {}
-    for query in queries:
+    for query in case.checked[0]:
         by_sequence.setdefault(query // case.n_q, []).append(query)
     for sequence, own in by_sequence.items():
-        k, v = (
-            region(fmt, rows_of(case, name, sequence * case.n_cells + cells, kept, dims))
-            for name in ("k", "v")
-        )
-        q = rows_of(case, "q", np.array(own), np.array(checked_heads(case)), dims)
+        k, v = (region(fmt, rows) for rows in _checked_cells(case, sequence))
+        heads = np.array(checked_heads(case))
+        q = rows_of(case, "q", np.array(own), heads, np.arange(case.head_dim))
         positions = case.positions[own]
         runs, scale = reference.runs_of(positions, None), case.head_dim**-0.5
         yield reference.attention(q, k, v, positions, runs, fmt=fmt, scale=scale, width=0)
+
+
+@lru_cache(maxsize=3)  # the sequences of a case, for every format
+def _checked_cells(case: Batch, sequence: int) -> list[Floats]:
+    """K and V [n_cells, checked KV heads, d] of one sequence."""
+    rows = sequence * case.n_cells + np.arange(case.n_cells)
+    dims = np.arange(case.head_dim)
+    return [rows_of(case, name, rows, np.array(case.checked[1]), dims) for name in ("k", "v")]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuning.bench.contestants import CONTROL, OURS
+from tuning.bench.protocol import NO_GRAPH
 from tuning.bench.table import TITLES, notes, ratio_of, time_of
 
 Row = Mapping[str, Any]
@@ -30,7 +31,7 @@ class Printer:
     def end(self, report: Mapping[str, Any]) -> None:
         """What is left of the whole report."""
         self.show(report)
-        print("\n".join(["", rates(report), *notes(report)]), flush=True)
+        print("\n".join(["", rates(report), *notes(report), *not_replayed(report)]), flush=True)
 
 
 def peers_of(report: Mapping[str, Any], what: str) -> list[str]:
@@ -92,3 +93,13 @@ def of_peer(cell: Row, row: Row) -> str:
         return time_of(cell, row)
     ratio = ratio_of(cell) or time_of(cell, row)
     return ratio if cell["format"] == row["format"] else f"{cell['format']} {ratio}"
+
+
+def not_replayed(report: Mapping[str, Any]) -> list[str]:
+    """Contestants whose launches are part of their times."""
+    return [
+        f"{name}, {row['label']} {row['format']}: {cell['note']}"
+        for row in report["rows"]
+        for name, cell in row["columns"].items()
+        if NO_GRAPH in cell["note"]
+    ]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).parent.parent.parent
 Message = dict[str, Any]
+NO_GRAPH = ", no graph: "  # in the note of calls that no CUDA graph records
 STDERR_SHOWN = 500  # characters of a dead child's stderr
 
 

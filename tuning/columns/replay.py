@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tuning.bench.batches import INPUTS, Batch, rows_of
 from tuning.bench.inputs import checked_heads
-from tuning.bench.protocol import Absent, Handler, Message
+from tuning.bench.protocol import NO_GRAPH, Absent, Handler, Message
 from tuning.columns.subjects import Call, Measure, Prepare, Subject, run_column
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,7 +51,7 @@ class Replay(Measure):
                 self.outs = [call() for call in calls]
         except Exception as error:  # whatever a library raises where it cannot be recorded
             torch.cuda.synchronize()
-            self.graph, self.trouble = None, str(error).splitlines()[0]
+            self.graph, self.trouble = None, f"{type(error).__name__}: {error}".splitlines()[0]
 
     def run(self, times: int) -> None:
         """Make all calls so many times."""
@@ -103,7 +103,7 @@ def subject(
     else:
         measure = replay = Replay(calls)
         outs = replay.answers()
-        note += f", no graph: {replay.trouble}" if replay.trouble else ""
+        note += f"{NO_GRAPH}{replay.trouble}" if replay.trouble else ""
     whole = all(bool(torch.isfinite(out).all()) for out in outs)
     values: NDArray[Any] = np.ascontiguousarray(pick(outs[-1]).float().cpu().numpy())
     values = values if whole else np.full_like(values, np.nan)

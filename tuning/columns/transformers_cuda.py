@@ -1,7 +1,7 @@
 """Whole models through transformers: `python -m tuning.columns.transformers_cuda static | eager`.
 
 static: a static cache, and a decode step compiled by torch.compile with CUDA graphs of its own;
-compiling takes about a minute for each depth. eager: a growing cache, nothing compiled. Both read
+compiling takes about a minute. eager: a growing cache, nothing compiled. Both read
 the file's weights, decoded to 16 or 32 bits, and feed the prompt at once, not compiled.
 """
 
@@ -20,12 +20,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from tuning.bench.cases import Case, Model
 from tuning.bench.prompts import DECODED, prompt_tokens, room
-from tuning.bench.protocol import Message
+from tuning.bench.protocol import Absent, Message
 from tuning.columns.replay import DEVICE, refuse_format, run_gpu_column, versions
 from tuning.columns.subjects import Measure, Subject
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
 WARM = 3  # calls that compile, then record
+COMPILED_DEPTH = 512  # cells at most: another size of the cache is compiled anew
 
 
 @lru_cache(maxsize=1)
@@ -82,6 +83,8 @@ def model(case: Case, how: Message, *, compiled: bool) -> Subject:
     """A prompt, and one token behind it."""
     assert isinstance(case, Model)
     refuse_format(how["fmt"], list(DTYPES))
+    if compiled and case.depth > COMPILED_DEPTH:
+        raise Absent(f"compiled for a depth of {COMPILED_DEPTH} alone")
     chat = Chat(load(case.path, how["fmt"]), case.depth, compiled)
     tokens = prompt_tokens(case.depth)
     values = np.array(chat.feed(tokens))
