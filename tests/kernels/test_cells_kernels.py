@@ -109,7 +109,7 @@ def test_f16_rounds_to_nearest_even() -> None:
         random.astype(np.uint32).view(np.float32),
         edges.astype(np.float32),
     ]
-    values = np.concatenate([*parts, *(-part for part in parts)])
+    values = np.concatenate([*parts, *(-part for part in parts)])[:: 50 if interpreted() else 1]
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = values.astype(np.float16)
     found = f16_through_a_cell(values)
@@ -152,7 +152,7 @@ def test_a_refused_store_changes_no_byte() -> None:
         ([0, 4], fmt, "cell 4 of row 1 is outside the region of 4 cells"),
         ([-1, 0], fmt, "cell -1 of row 0 is outside"),
         ([0, 1, 2], fmt, r"rows \[2, 2, 8\] for 3 cells .* must be \[3, 2, 8\]"),
-        ([0, 1], KvFormat.F32, "wants .* f32 cells and the region holds .* f16"),
+        ([0, 1], KvFormat.F32, "wants .*f32 cells .* holds .* f16"),
     ):
         with pytest.raises(Refusal, match=message):
             store.launch(region, rows, np.array(at), fmt=asked, **one)

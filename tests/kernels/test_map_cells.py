@@ -142,5 +142,5 @@ def test_turns_that_do_not_fit_are_refused_and_change_no_byte() -> None:
     assert (canonical(region).arrays[0] == before).all()
     for fmt in (KvFormat.F32, KvFormat.F16):
         other = any_bytes(fmt, 6, 2, 32)
-        with pytest.raises(Refusal, match=f"wants .* q8_0 cells .* holds .* {fmt}"):
+        with pytest.raises(Refusal, match=f"wants .*q8_0 cells .* holds .* {fmt}"):
             turn(other, cells, table, table, pairing=HALF, host=True)

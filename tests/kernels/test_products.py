@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 import under_test
 from arrays import normal
-from under_test import configs_of, default, interpreted, op
+from under_test import config_of, configs_of, default, interpreted, op, same_bits
 
 from minfer import reference
 from minfer.errors import Refusal
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
 
 F32, F16, Q8_0 = KvFormat
-ROW_COUNTS = [1, 2, 17, 65] if interpreted() else [*range(1, 18), 63, 64, 65]
+ROWS = 18 if interpreted() else 65
+ROW_COUNTS = [1, 2, 17, ROWS] if interpreted() else [*range(1, 18), 63, 64, ROWS]
+# Triton's interpreter multiplies the bits of bf16 numbers as whole numbers.
+ROUNDED = ["f16"] if interpreted() else ["f16", "bf16"]
+COLUMNS = [1, 17, 32] if interpreted() else [1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 130]
 NAMES = ("matvec", "matmul")
 EACH = pytest.mark.parametrize(("name", "fmt"), [(n, f) for f in KvFormat for n in NAMES], ids=str)
 # n_in, n_out: single elements, tails of lanes, of panels and of k blocks
@@ -50,7 +54,7 @@ def plain_product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("fmt", [F32, F16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n_in", "n_out"), SIZES)
-@pytest.mark.parametrize("n", [1, 3, 17])
+@pytest.mark.parametrize("n", [3] if interpreted() else [1, 3, 17])
 def test_products_are_close_to_float64(
     name: str, fmt: KvFormat, n_in: int, n_out: int, n: int
 ) -> None:
@@ -64,9 +68,31 @@ def test_products_are_close_to_float64(
     assert np.abs(out - exact).max() <= 2 * plain + 1e-6
 
 
+@pytest.mark.parametrize("fmt", [F32, F16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("activations", ROUNDED)
+def test_products_of_rounded_operands_are_close_to_float64_and_rows_stand_alone(
+    name: str, fmt: KvFormat, activations: str
+) -> None:
+    """What a variant with the tunable `activations` makes of operands rounded to that type."""
+    chosen = default(name, fmt)
+    if "activations" not in chosen.space:
+        pytest.skip(f"{name}_{chosen.name} takes activations as they are")
+    weight, x = reference.encode_weight(normal(70, 577), fmt), normal(ROWS, 577, seed=1)
+    config = config_of(chosen, activations=activations)
+    out = op(name, fmt)(weight, x, fmt=fmt, config=config)
+    wide, seen = (reference.round_query(a.astype(np.float32), activations) for a in (weight, x))
+    exact = reference.matvec(wide, seen, fmt=F32)
+    plain = np.abs(plain_product(wide, seen) - exact).max()
+    assert np.abs(out - exact).max() <= 2 * plain + 1e-6
+    for n in (1, 16, 17):
+        part = op(name, fmt)(weight, x[ROWS - n :], fmt=fmt, config=config)
+        assert same_bits(part, out[ROWS - n :])
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n_in", "n_out"), BLOCK_SIZES)
-@pytest.mark.parametrize("n", [1, 3, 6, 17, 31])
+@pytest.mark.parametrize("n", [3, 17] if interpreted() else [1, 3, 6, 17, 31])
 def test_q8_0_equals_the_oracle_to_the_bit(name: str, n_in: int, n_out: int, n: int) -> None:
     weight, x = reference.encode_weight(normal(n_out, n_in), Q8_0), normal(n, n_in, seed=1)
     wanted = reference.matvec(weight, x, fmt=Q8_0)
@@ -94,7 +120,8 @@ def test_q8_0_is_close_to_the_weight_it_came_from() -> None:
 def test_products_of_small_integers_are_exact(name: str, fmt: KvFormat) -> None:
     rng = np.random.default_rng(2)
     n_in = 576 if fmt is Q8_0 else 577
-    weight, x = (rng.integers(-8, 9, (n, n_in)).astype(np.float32) for n in (131, 400))
+    many = (35, 20) if interpreted() else (131, 400)
+    weight, x = (rng.integers(-8, 9, (n, n_in)).astype(np.float32) for n in many)
     if fmt is Q8_0:  # scales are 1, so that codes are the numbers
         weight[:, ::BLOCK] = x[:, ::BLOCK] = 127
     found = op(name, fmt)(reference.encode_weight(weight, fmt), x, fmt=fmt)
@@ -104,16 +131,17 @@ def test_products_of_small_integers_are_exact(name: str, fmt: KvFormat) -> None:
 @EACH
 @pytest.mark.parametrize("n_in", [576, 577])
 def test_a_product_row_depends_on_itself_only(name: str, fmt: KvFormat, n_in: int) -> None:
-    n_in, n = n_in // BLOCK * BLOCK if fmt is Q8_0 else n_in, 70 if interpreted() else 260
-    weight, x = reference.encode_weight(normal(131, n_in), fmt), normal(n, n_in, seed=1)
+    n_in, n = n_in // BLOCK * BLOCK if fmt is Q8_0 else n_in, ROWS + 1 if interpreted() else 260
+    n_out = 35 if interpreted() else 131
+    weight, x = reference.encode_weight(normal(n_out, n_in), fmt), normal(n, n_in, seed=1)
     product = op(name, fmt)
     whole = product(weight, x, fmt=fmt)
     for config in configs_of(default(name, fmt)):
         assert (product(weight, x, fmt=fmt, config=config) == whole).all()
         for n in ROW_COUNTS:
-            start = 65 - n
-            part = product(weight, x[start:65], fmt=fmt, config=config)
-            assert (part == whole[start:65]).all(), n
+            start = ROWS - n
+            part = product(weight, x[start:ROWS], fmt=fmt, config=config)
+            assert (part == whole[start:ROWS]).all(), n
 
 
 @EACH
@@ -127,7 +155,7 @@ def test_a_product_over_nothing_is_zero(name: str, fmt: KvFormat) -> None:
 def test_a_product_column_depends_on_its_weights_only(name: str, fmt: KvFormat) -> None:
     weight, x = reference.encode_weight(normal(131, 96), fmt), normal(19, 96, seed=1)
     whole = op(name, fmt)(weight, x, fmt=fmt)
-    for n in (1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 130):
+    for n in COLUMNS:
         part = op(name, fmt)(weight[:n], x, fmt=fmt)
         assert (part == whole[:, :n]).all(), n
 
