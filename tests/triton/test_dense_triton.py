@@ -58,7 +58,7 @@ ROUNDINGS = ["f16", "bf16"] if GPU else ["f16"]
 @EACH
 @pytest.mark.parametrize("fmt", [F32, F16], ids=str)
 @pytest.mark.parametrize("activations", ROUNDINGS)
-@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (33, 64), (577, 65), (1100, 17)])
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (33, 64), (577, 65), (1100, 17), (33, 2050)])
 def test_operands_are_rounded_and_sums_are_not(
     name: str, fmt: KvFormat, activations: str, n_in: int, n_out: int
 ) -> None:
@@ -119,9 +119,11 @@ def test_damaged_blocks_reach_their_row_and_column_only(
     weight, x = normal(19, 96), normal(18, 96, seed=1)
     weight[18, 95], x[17, 40] = np.inf, np.nan  # in the last row, which other lanes read again
     stored = reference.encode_weight(weight, Q8_0)
+    stored[16, -34:-32] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)  # a last block's
     out, wanted = product(name, Q8_0, stored, x), reference.matvec(stored, x, fmt=Q8_0)
     assert np.isnan(out[17]).all() and np.isnan(out[:, 18]).all()
-    assert (out[:17, :18] == wanted[:17, :18]).all() and np.isfinite(out[:17, :18]).all()
+    assert np.isinf(out[:17, 16]).all() and np.isfinite(out[:17, :16]).all()
+    assert (out[:17, :18] == wanted[:17, :18]).all()
 
 
 @pytest.mark.skipif(GPU, reason="a GPU multiplies bf16")
