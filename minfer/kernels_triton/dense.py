@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from minfer.errors import Refusal
-from minfer.format import Floats, Int32, KvFormat
+from minfer.format import KvFormat
 from minfer.kernels_triton._arguments import floats, host, host_int32s, int32s, rows, stored, tensor
 from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, ROUND, ROUND_BITS
 from minfer.kernels_triton._rotate import checked_rope, interleaved, load_turned
@@ -133,7 +133,7 @@ def _rms_norm_rows_kernel(x, weight, out, x_stride, eps, M: tl.constexpr, BLOCK_
 
 
 @variant()
-def rms_norm_rows(x: Floats, weight: Floats, *, eps: float, config: Config) -> Any:
+def rms_norm_rows(x: Any, weight: Any, *, eps: float, config: Config) -> Any:
     """Each row of x [n, m] over the root of its mean square plus eps, times weight [m]."""
     x, weight = rows(x, "x", 2), floats(weight, "weight", 1)
     if weight.shape != x.shape[1:]:
@@ -188,9 +188,7 @@ def _rope_rows_kernel(
 
 
 @variant()
-def rope_rows(
-    x: Floats, positions: Int32, cos: Floats, sin: Floats, *, pairing: str, config: Config
-) -> Any:
+def rope_rows(x: Any, positions: Any, cos: Any, sin: Any, *, pairing: str, config: Config) -> Any:
     """Rotate pair i of every head row of x [n, n_head, d] by the table row of its position.
 
     cos, sin: f32 [n_pos, n_rot / 2]. pairing "half" pairs dims (i, i + n_rot/2), "interleaved"
@@ -275,26 +273,26 @@ def _elements(op: tl.constexpr, x: torch.Tensor, y: torch.Tensor, number: float 
 
 
 @variant()
-def silu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Any:
+def silu_mul_rows(gate: Any, up: Any, *, config: Config) -> Any:
     """gate * sigmoid(gate) * up, all f32 [n, m]."""
     return _elements(SILU_MUL, *_same_shape("gate", gate, "up", up))
 
 
 @variant()
-def gelu_mul_rows(gate: Floats, up: Floats, *, config: Config) -> Any:
+def gelu_mul_rows(gate: Any, up: Any, *, config: Config) -> Any:
     """gelu(gate) * up, f32 [n, m]; the tanh form of Hendrycks and Gimpel, arXiv 1606.08415."""
     return _elements(GELU_MUL, *_same_shape("gate", gate, "up", up))
 
 
 @variant()
-def softcap_rows(x: Floats, *, cap: float, config: Config) -> Any:
+def softcap_rows(x: Any, *, cap: float, config: Config) -> Any:
     """cap * tanh(x / cap), f32 [n, m]: all of it within (-cap, cap)."""
     x = rows(x, "x", 2)
     return _elements(SOFTCAP, x, x, cap)
 
 
 @variant()
-def add_rows(x: Floats, y: Floats, *, config: Config) -> Any:
+def add_rows(x: Any, y: Any, *, config: Config) -> Any:
     """x + y, f32 [n, m]; y may be one row [m], a bias."""
     if np.ndim(y) != 1:
         return _elements(ADD, *_same_shape("x", x, "y", y))
@@ -305,7 +303,7 @@ def add_rows(x: Floats, y: Floats, *, config: Config) -> Any:
 
 
 @variant()
-def scale_rows(x: Floats, *, factor: float, config: Config) -> Any:
+def scale_rows(x: Any, *, factor: float, config: Config) -> Any:
     """x times one number, f32 [n, m]."""
     x = rows(x, "x", 2)
     return _elements(SCALE, x, x, factor)
@@ -332,7 +330,7 @@ def _embed_rows_kernel(weight, tokens, out, row_stride, m, FMT: tl.constexpr, WI
 
 
 @variant()
-def embed_rows(weight: Any, tokens: Int32, *, fmt: KvFormat, config: Config) -> Any:
+def embed_rows(weight: Any, tokens: Any, *, fmt: KvFormat, config: Config) -> Any:
     """Rows of a weight of `fmt` (see `stored`) for tokens int32 [n], decoded: f32 [n, m]."""
     matrix, m = stored(weight, fmt)
     at = _checked_tokens(tokens, len(matrix))

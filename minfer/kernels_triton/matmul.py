@@ -19,19 +19,19 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.format import Floats, KvFormat
+from minfer.format import KvFormat
 from minfer.kernels_triton._arguments import ACTIVATIONS as DTYPES
 from minfer.kernels_triton._arguments import product
 from minfer.kernels_triton._cell import BLOCK_BYTES
 from minfer.kernels_triton._tile import BLOCK
 from minfer.kernels_triton.matvec import (
-    ACTIVATIONS,
     COLUMNS,
+    ROUNDED,
     ROUNDING,
-    TYPES,
     load_block_codes,
     load_block_scales,
     matvec_blocks,
+    product_type,
     quantized,
     steady,
 )
@@ -79,8 +79,8 @@ def _tile_of(weight: torch.Tensor, activations: str) -> dict[str, int]:
     return {"ROWS": side, "COLUMNS": side, "DEPTH": depth, "STAGES": 3, "num_warps": warps}
 
 
-@variant(formats=(KvFormat.F32, KvFormat.F16), space={"activations": ACTIVATIONS})
-def matmul_tiles(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Any:
+@variant(formats=(KvFormat.F32, KvFormat.F16), space={"activations": ROUNDED})
+def matmul_tiles(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     """x [n, n_in] @ weight.T, weight float32 or float16 [n_out, n_in]: f32 [n, n_out]."""
     weight, x = product(weight, x, fmt)
     x = steady(x)
@@ -100,7 +100,7 @@ def matmul_tiles(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> An
         n_in,
         n_out,
         x.stride(0),
-        TYPE=TYPES[activations],
+        TYPE=product_type(activations),
         enable_fp_fusion=False,
         **tile,
     )
@@ -115,8 +115,9 @@ def _take_apart_kernel(weight, codes, scales, n_out, n_blocks, BLOCKS: tl.conste
     """Blocks [n_out, n_blocks * 34] to int8 [n_out, n_blocks * 32] and f32 [n_blocks, n_out]."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    at, inside = weight + row * (n_blocks * BLOCK_BYTES) + block * BLOCK_BYTES, block < n_blocks
-    code = tl.reshape(load_block_codes(at[None, :], inside[None, :]), [BLOCKS, BLOCK])
+    inside, last = block < n_blocks, n_blocks - 1
+    at = weight + row * (n_blocks * BLOCK_BYTES) + tl.minimum(block, last) * BLOCK_BYTES
+    code = tl.reshape(load_block_codes(at[None, :]), [BLOCKS, BLOCK])
     k = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     tl.store(codes + row * (n_blocks * BLOCK) + k, code, mask=inside[:, None])
     place = scales + block.to(tl.int64) * n_out + row
@@ -171,7 +172,7 @@ def _matmul_blocks_kernel(
 
 
 @variant(formats=(KvFormat.Q8_0,), query=ROUNDING)
-def matmul_blocks(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Any:
+def matmul_blocks(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     """x [n, n_in] @ weight.T, weight q8_0 blocks uint8 [n_out, n_in / 32 * 34]: f32 [n, n_out].
 
     A few rows go the way of `matvec_blocks`: the same bits, sooner than blocks are taken apart.

@@ -16,13 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.format import Floats, KvFormat
-from minfer.kernels_triton._arguments import product
+from minfer.errors import Refusal
+from minfer.format import KvFormat
+from minfer.kernels_triton._arguments import interpreted, product
 from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, quantize_blocks
 from minfer.kernels_triton._tile import BLOCK
-from minfer.ops import Config, Tunable, variant
+from minfer.ops import ACTIVATIONS, F32, Config, Tunable, variant
 
-ACTIVATIONS = Tunable("f32", ("f32", "f16", "bf16"), numeric=True)
+ROUNDED = Tunable(F32, ACTIVATIONS, numeric=True)
 TYPES = {"f32": tl.float32, "f16": tl.float16, "bf16": tl.bfloat16}
 ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how products round x, as activations say for the others
 COLUMNS = 16  # rows of x that count as few
@@ -41,6 +42,17 @@ def steady(x: torch.Tensor) -> torch.Tensor:
     if apart and x.data_ptr() % ALIGNED == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def product_type(activations: str) -> Any:
+    """The type whose products `activations` ask for."""
+    if activations == "bf16" and interpreted():
+        raise Refusal(
+            "4.6",
+            "Triton's interpreter multiplies no bf16; use f32 or f16 there",
+            {"activations": activations},
+        )
+    return TYPES[activations]
 
 
 # -- lanes ----------------------------------------------------------------------------------------
@@ -126,8 +138,8 @@ def _matvec_tile_kernel(
     tl.store(out, tl.sum(sums, axis=0), mask=inside)
 
 
-@variant(formats=(KvFormat.F32, KvFormat.F16), space={"activations": ACTIVATIONS})
-def matvec_lanes(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Any:
+@variant(formats=(KvFormat.F32, KvFormat.F16), space={"activations": ROUNDED})
+def matvec_lanes(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     """x [n, n_in] @ weight.T, weight float32 or float16 [n_out, n_in]: f32 [n, n_out]."""
     weight, x = product(weight, x, fmt)
     x = steady(x)
@@ -153,9 +165,9 @@ def matvec_lanes(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> An
             ROWS=16,
             COLUMNS=COLUMNS,
             PARTS=8,
-            DEPTH=64,
+            DEPTH=128 // weight.element_size(),
             STAGES=3,
-            TYPE=TYPES[config["activations"]],
+            TYPE=product_type(config["activations"]),
             num_warps=8,
             enable_fp_fusion=False,
         )
@@ -190,17 +202,15 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @triton.jit
-def load_block_codes(block, inside):
-    """Codes int8 [A, B, 32] of the canonical blocks at pointers [A, B]: 0 where not `inside`.
+def load_block_codes(block):
+    """Codes int8 [A, B, 32] of the canonical blocks at pointers [A, B].
 
     Blocks are 34 bytes, so that codes can be read two at a time and no more.
     """
     A: tl.constexpr = block.shape[0]
     B: tl.constexpr = block.shape[1]
     pair = (block + CODES).to(tl.pointer_type(tl.int16))[:, :, None]
-    pairs = tl.load(
-        pair + tl.arange(0, BLOCK // 2)[None, None, :], mask=inside[:, :, None], other=0
-    )
+    pairs = tl.load(pair + tl.arange(0, BLOCK // 2)[None, None, :])
     return tl.reshape(tl.join(pairs.to(tl.int8), (pairs >> 8).to(tl.int8)), [A, B, BLOCK])
 
 
@@ -232,43 +242,48 @@ def _matvec_blocks_kernel(
     scales,  # float16 [n_blocks, n] of codes, else unused
     out,  # float32 [n, n_out]
     n,
-    n_blocks,
     n_out,
     x_stride,
+    N_BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr,  # rows of x at once, which the tensor cores take
+    READ: tl.constexpr,  # of them, 1 for one row: it stands for all
     DEPTH: tl.constexpr,  # blocks at once, over the warps
     QUANTIZED: tl.constexpr,  # whether x is codes
 ):
     groups = tl.cdiv(n, COLUMNS)
     row = tl.program_id(0) // groups * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % groups * COLUMNS + tl.arange(0, COLUMNS)
-    source = weight + row.to(tl.int64)[None, :] * (n_blocks * BLOCK_BYTES)
+    first = tl.program_id(0) % groups * COLUMNS
+    column = first + tl.arange(0, READ)
+    source = weight + tl.minimum(row, n_out - 1).to(tl.int64)[None, :] * (N_BLOCKS * BLOCK_BYTES)
     given = x + column.to(tl.int64)[None, :, None] * x_stride + tl.arange(0, BLOCK)[None, None, :]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, n_blocks, DEPTH):
+    for start in range(0, N_BLOCKS, DEPTH):
         block = (start + tl.arange(0, DEPTH))[:, None]
-        here = (block < n_blocks) & (row < n_out)[None, :]
-        w = load_block_codes(source + block * BLOCK_BYTES, here)
-        w_scale = load_block_scales(source + block * BLOCK_BYTES, here)
-        there = (block < n_blocks) & (column < n)[None, :]
+        # past the end codes are those of the last block and row, and scales are 0
+        at = source + tl.minimum(block, N_BLOCKS - 1) * BLOCK_BYTES
+        w = load_block_codes(at)
+        w_scale = load_block_scales(at, (block < N_BLOCKS) & (row < n_out)[None, :])
+        there = (block < N_BLOCKS) & (column < n)[None, :]
         xs = tl.load(given + (block * BLOCK)[:, :, None], mask=there[:, :, None], other=0)
         if QUANTIZED:
             x_scale = tl.load(scales + block.to(tl.int64) * n + column, mask=there, other=0.0)
         else:
-            xs, x_scale = quantize_blocks(tl.reshape(xs, [DEPTH * COLUMNS, BLOCK]))
-            xs = tl.reshape(xs, [DEPTH, COLUMNS, BLOCK])
-            x_scale = tl.reshape(x_scale, [DEPTH, COLUMNS])
+            xs, x_scale = quantize_blocks(tl.reshape(xs, [DEPTH * READ, BLOCK]))
+            xs = tl.reshape(xs, [DEPTH, READ, BLOCK])
+            x_scale = tl.reshape(x_scale, [DEPTH, READ])
+        xs = tl.broadcast_to(xs, [DEPTH, COLUMNS, BLOCK])
         sums = tl.dot(w, tl.permute(xs, (0, 2, 1)), out_dtype=tl.int32)
         both = w_scale[:, :, None] * x_scale.to(tl.float32)[:, None, :]
         terms = tl.permute(sums.to(tl.float32) * both, (1, 2, 0))
         total = _add_in_order(total, terms, DEPTH)
+    column = first + tl.arange(0, COLUMNS)
     out += column.to(tl.int64)[None, :] * n_out + row[:, None]
     tl.store(out, total, mask=(row < n_out)[:, None] & (column < n)[None, :])
 
 
 @variant(formats=(KvFormat.Q8_0,), query=ROUNDING)
-def matvec_blocks(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> Any:
+def matvec_blocks(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     """x [n, n_in] @ weight.T, weight q8_0 blocks uint8 [n_out, n_in / 32 * 34]: f32 [n, n_out]."""
     weight, x = product(weight, x, fmt)
     n, n_out = len(x), len(weight)
@@ -283,14 +298,15 @@ def matvec_blocks(weight: Any, x: Floats, *, fmt: KvFormat, config: Config) -> A
         scales,
         out,
         n,
-        x.shape[1] // BLOCK.value,
         n_out,
         codes.stride(0),
+        N_BLOCKS=x.shape[1] // BLOCK.value,
         ROWS=16,
         COLUMNS=8,
-        DEPTH=16,
+        READ=1 if n == 1 else 8,
+        DEPTH=16 if pack else 32,  # of a small weight all at once, for the least latency
         QUANTIZED=pack,
-        num_warps=4,
+        num_warps=4 if pack else 16,
         enable_fp_fusion=False,
     )
     return out
