@@ -170,10 +170,11 @@ def _attend_flash_kernel(
             j = t * BLOCK_N + key
             seen = (j >= first) & (j <= last)
             cells = cell_of(j, e0, e1, e2, b0, b1, b2, b3, MODE)
-            if MODE == RUNS:  # the last query may have slid past keys that others see
+            if MODE == RUNS and t * BLOCK_N < begin:  # keys that the last query does not see
                 _0, f0, f1, f2, c0, c1, c2, c3 = query_window(window, query, pos, width, MODE)
+                early = cell_of(j, f0, f1, f2, c0, c1, c2, c3, MODE)
                 own = own_cell(window, query + j - pos, j, seen & (j > pos), MODE)
-                cells = tl.where(j > pos, own, cell_of(j, f0, f1, f2, c0, c1, c2, c3, MODE))
+                cells = tl.where(j < begin, tl.where(j > pos, own, early), cells)
             cells = cells.to(tl.int64)
             k_tile = _head_rows(k, k_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
             v_tile = _head_rows(v, v_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
