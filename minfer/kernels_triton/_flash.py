@@ -218,7 +218,9 @@ def blocks_of(fmt: KvFormat, head_dim: int, capability: tuple[int, int] | None) 
         return Blocks(64, 32 if crowded else 64, 8, 2)
     if block_d > 128:
         return Blocks(64, 64, 8, 2)
-    return Blocks(128, 64 if crowded else 128, 8, 3)
+    if block_d <= 64:
+        return Blocks(64, 64, 4, 3)
+    return Blocks(128, 64 if head_dim != 128 else 128, 8, 2 if fmt is KvFormat.Q8_0 else 3)
 
 
 def attend_flash(call: Call, tiles: torch.Tensor, config: Config) -> torch.Tensor:
