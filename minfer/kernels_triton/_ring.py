@@ -10,7 +10,6 @@ half that a tile is not in sees no key of it, which is exactly neutral.
 
 import torch
 import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -37,7 +36,6 @@ from minfer.ops import Config
 WARPS = 12  # that a multiprocessor holds
 REGISTERS = 168  # a thread may have, so that they fit
 PARTITION = _softmax.PARTITION
-LARGEST = tl.constexpr(1 << 22)  # partitions of a group: no limit
 
 query_window = gluon.jit(_gather.query_window.fn)
 cell_of = gluon.jit(_gather.cell_of.fn)
@@ -140,7 +138,9 @@ def _attn_ring_kernel(
     window = (e0 - first, e1 - first, e2 - first, b0 + first, b1 + first, b2 + first, b3 + first)
     n_keys = pos + 1 - first
     n_streams = n_split * W
-    span = group_size(first // PARTITION, pos // PARTITION, n_streams, LARGEST) * PARTITION
+    span = (
+        group_size(first // PARTITION, pos // PARTITION, n_streams, _softmax.UNLIMITED) * PARTITION
+    )
     n_groups = pos // span - first // span + 1
     start = (first // span + split * W) * span - first  # of warp 0's group; the next is span on
     if split * W < n_groups:
@@ -229,4 +229,4 @@ def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
     n_rows = streams * max(1, largest.bit_length() - 1)
     shape = (call.n_q, call.n_head, n_rows)
     states, accs = call.q.new_empty((*shape, 2)), call.q.new_empty((*shape, call.head_dim))
-    return _softmax.Partials(states, accs, n_rows, streams, LARGEST.value)
+    return _softmax.Partials(states, accs, n_rows, streams, shared=False)

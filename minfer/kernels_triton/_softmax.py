@@ -20,7 +20,8 @@ from minfer.kernels_triton._gather import query_window
 from minfer.window import PARTITION as PARTITION_KEYS
 
 PARTITION = tl.constexpr(PARTITION_KEYS)
-LARGEST = 4  # partitions of a group
+UNLIMITED = tl.constexpr(1 << 22)  # partitions
+LARGEST = tl.constexpr(4)  # partitions of a group, where a program takes several groups
 LEAST, CHUNK = 8, 128  # groups that are joined at once
 LEVELS = 16  # of the tree above chunks
 
@@ -63,6 +64,21 @@ def group_size(p_first, p_last, n_splits, LARGEST: tl.constexpr):
     while (size < LARGEST) & (p_last // size - p_first // size >= n_splits):
         size = size * 2
     return size
+
+
+@triton.jit
+def share_size(p_first, p_last, n_splits):
+    """Partitions of a group, and groups of a program, where each takes several in a row.
+
+    The largest groups with which the longest program is at most an eighth longer than it must be.
+    """
+    least = (p_last - p_first) // n_splits + 1
+    size = p_first * 0 + LARGEST
+    share = (p_last // size - p_first // size) // n_splits + 1
+    while (size > 1) & (8 * share * size > 9 * least):
+        size = size // 2
+        share = (p_last // size - p_first // size) // n_splits + 1
+    return size, share
 
 
 @triton.jit
@@ -117,7 +133,7 @@ def _combine_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MODE: tl.constexpr,
-    LARGEST: tl.constexpr,
+    SHARED: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -132,7 +148,10 @@ def _combine_kernel(
     query = row // n_head
     pos = tl.load(positions + query)
     first, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query, pos, width, MODE)
-    size = group_size(first // PARTITION, pos // PARTITION, n_splits, LARGEST)
+    if SHARED:
+        size, _ = share_size(first // PARTITION, pos // PARTITION, n_splits)
+    else:
+        size = group_size(first // PARTITION, pos // PARTITION, n_splits, UNLIMITED)
     begin, end = first // PARTITION // size, pos // PARTITION // size + 1
     base = row.to(tl.int64) * n_groups
     states, accs = states + 2 * base, accs + D * base
@@ -180,16 +199,18 @@ class Partials(NamedTuple):
     accs: torch.Tensor  # float32 [n_q, n_head, n_groups, d]
     n_groups: int
     n_splits: int
-    largest: int = LARGEST  # partitions of a group
+    shared: bool  # whether a program takes several groups in a row, by `share_size`
 
 
 def partials(call: Call, n_splits: int) -> Partials:
     """Room for a call whose queries are each shared out to n_splits programs."""
-    n_groups = max(n_splits, call.most_partitions // LARGEST + 2)
+    # groups are smaller only where a program has few partitions: see `share_size`
+    n_groups = max(64 * n_splits, call.most_partitions // LARGEST.value) + 2
+    n_groups = min(n_groups, call.most_partitions)
     shape = (call.n_q, call.n_head, n_groups)
     states = torch.empty((*shape, 2), dtype=torch.float32, device=call.q.device)
     accs = torch.empty((*shape, call.head_dim), dtype=torch.float32, device=call.q.device)
-    return Partials(states, accs, n_groups, n_splits)
+    return Partials(states, accs, n_groups, n_splits, shared=True)
 
 
 def splits(call: Call, waves: int) -> int:
@@ -225,7 +246,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         D=call.head_dim,
         BLOCK_D=block_d,
         MODE=call.mode,
-        LARGEST=given.largest,
+        SHARED=given.shared,
         CHUNK=chunk,
         LANES=4 * warps,  # a warp's tile is 4 rows of 8 lanes of 4 elements
         LEVELS=LEVELS,

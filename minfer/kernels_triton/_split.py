@@ -1,8 +1,8 @@
 """Decode: a query's keys are cut into partitions of 256, shared out in aligned groups.
 
-A program takes one KV head of one query, with all the query heads that read it, and every
-n_splits-th group of partitions. Inside a partition it sweeps key tiles with an online softmax;
-partitions join in the tree of `_softmax`, its last levels in a second launch.
+A program takes one KV head of one query, with all the query heads that read it, and some groups of
+partitions in a row. Inside a partition it sweeps key tiles with an online softmax; partitions join
+in the tree of `_softmax`, its last levels in a second launch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from minfer.format import KvFormat
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import cell_of, query_window
 from minfer.kernels_triton._softmax import (
-    LARGEST,
     PARTITION,
     combine,
-    group_size,
     join,
     no_keys,
     partials,
+    share_size,
     splits,
     store_state,
     weight,
@@ -81,54 +80,55 @@ def _attn_split_kernel(
     FMT: tl.constexpr,
     TYPE: tl.constexpr,
     MODE: tl.constexpr,
-    LARGEST: tl.constexpr,
 ):
     # neighbours read other heads of the same cells: lines of scales are fetched once
     query, head = tl.program_id(0) // n_head_kv, tl.program_id(0) % n_head_kv
     pos = tl.load(positions + query)
     first, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
     p_first, p_last = first // PARTITION, pos // PARTITION
-    size = group_size(p_first, p_last, n_splits, LARGEST)
+    size, share = share_size(p_first, p_last, n_splits)
+    begin = p_first // size
+    group = begin + tl.program_id(1) * share
     r = tl.arange(0, ROWS)
     q_rows = (query * n_head_kv * GROUP + head * GROUP + r).to(tl.int64)
     q_tile = _query_tile(q, q_rows, r < GROUP, D, BLOCK_D).to(TYPE)
-    begin = p_first // size
-    for group in range(begin + tl.program_id(1), p_last // size + 1, n_splits):
-        # s0: a partition that waits for its right neighbour; s1: the pair before it
-        m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
-        m1, l1, acc1 = no_keys(ROWS, BLOCK_D)
-        m, l, acc = no_keys(ROWS, BLOCK_D)
-        start = tl.maximum(group * size * PARTITION, first // BLOCK_N * BLOCK_N)
-        stop = tl.minimum((group + 1) * size * PARTITION, pos + 1)
-        for index in range(start, stop, BLOCK_N):
-            keys = index + tl.arange(0, BLOCK_N)
-            seen = (keys >= first) & (keys <= pos)
-            cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE)
-            # fmt: off
-            k_tile = load_rows(k, k_scales, cells, seen, head, row_stride, scale_stride,
-                               D, BLOCK_D, FMT, TYPE)
-            v_tile = load_rows(v, v_scales, cells, seen, head, row_stride, scale_stride,
-                               D, BLOCK_D, FMT, TYPE)
-            # fmt: on
-            m, l, acc = _key_tile(m, l, acc, q_tile, k_tile, v_tile, seen, factor)
-            after = index + BLOCK_N
-            if (after % PARTITION == 0) | (after >= stop):
-                if (after - 1) // PARTITION % 2 == 0:
-                    m0, l0, acc0 = m, l, acc
-                else:
-                    m, l, acc = join(m0, l0, acc0, m, l, acc, factor)
-                    m1, l1, acc1 = join(m1, l1, acc1, m, l, acc, factor)
-                    m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
-                m, l, acc = no_keys(ROWS, BLOCK_D)
-        m, l, acc = join(m1, l1, acc1, m0, l0, acc0, factor)
-        at = q_rows * n_groups + group - begin
-        store_state(states, accs, at, m, l, acc, r < GROUP, D, BLOCK_D)
+    # s0: a partition that waits for its right neighbour; s1: the pair before it
+    m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
+    m1, l1, acc1 = no_keys(ROWS, BLOCK_D)
+    m, l, acc = no_keys(ROWS, BLOCK_D)
+    at = q_rows * n_groups - begin
+    start = tl.maximum(group * size * PARTITION, first // BLOCK_N * BLOCK_N)
+    stop = tl.minimum((group + share) * size * PARTITION, pos + 1)
+    for index in range(start, stop, BLOCK_N):
+        keys = index + tl.arange(0, BLOCK_N)
+        seen = (keys >= first) & (keys <= pos)
+        cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE)
+        # fmt: off
+        k_tile = load_rows(k, k_scales, cells, seen, head, row_stride, scale_stride,
+                           D, BLOCK_D, FMT, TYPE)
+        v_tile = load_rows(v, v_scales, cells, seen, head, row_stride, scale_stride,
+                           D, BLOCK_D, FMT, TYPE)
+        # fmt: on
+        m, l, acc = _key_tile(m, l, acc, q_tile, k_tile, v_tile, seen, factor)
+        after = index + BLOCK_N
+        if (after % PARTITION == 0) | (after >= stop):
+            if (after - 1) // PARTITION % 2 == 0:
+                m0, l0, acc0 = m, l, acc
+            else:
+                m, l, acc = join(m0, l0, acc0, m, l, acc, factor)
+                m1, l1, acc1 = join(m1, l1, acc1, m, l, acc, factor)
+                m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
+            m, l, acc = no_keys(ROWS, BLOCK_D)
+            if (after % (size * PARTITION) == 0) | (after >= stop):
+                m1, l1, acc1 = join(m1, l1, acc1, m0, l0, acc0, factor)
+                place = at + (after - 1) // PARTITION // size
+                store_state(states, accs, place, m1, l1, acc1, r < GROUP, D, BLOCK_D)
+                m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
+                m1, l1, acc1 = no_keys(ROWS, BLOCK_D)
 
 
-def block_n(fmt: KvFormat, head_dim: int) -> int:
-    """Keys of a tile: three of them, K and V, fit a multiprocessor's shared memory twice."""
-    if fmt is KvFormat.F32:
-        return 32 if head_dim <= 128 else 16
+def block_n(head_dim: int) -> int:
+    """Keys of a tile; three of K and V fit shared memory."""
     return 64 if head_dim <= 128 else 32
 
 
@@ -157,11 +157,10 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         ROWS=triton.next_power_of_2(call.group if exact else max(call.group, MMA_ROWS)),
         D=call.head_dim,
         BLOCK_D=triton.next_power_of_2(max(call.head_dim, 16)),
-        BLOCK_N=block_n(call.fmt, call.head_dim),
+        BLOCK_N=block_n(call.head_dim),
         FMT=FORMATS[call.fmt],
         TYPE=tl.float32 if exact else tl.float16,
         MODE=call.mode,
-        LARGEST=LARGEST,
         num_warps=4,
         num_stages=config["stages"],
         enable_fp_fusion=False,
