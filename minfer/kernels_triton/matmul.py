@@ -2,8 +2,8 @@
 
 matmul
   tiles   f32 and f16: one tile of rows by columns a program; every product is one fma chain in k
-          order. f16 is decoded in registers. With activations f16 or bf16 both operands are
-          rounded to that type and go to the tensor cores.
+          order. f16 is decoded first. With activations f16 or bf16 both operands are rounded to
+          that type and go to the tensor cores.
   blocks  q8_0: rows of x are quantized (contract 4.1) and blocks of the weight are taken apart
           into codes and scales; products are those of `matvec_blocks` to the bit.
 
@@ -73,7 +73,7 @@ def _matmul_tiles_kernel(
 def _tile_of(weight: torch.Tensor, activations: str) -> dict[str, int]:
     """Rows, columns, depth, stages and warps of a tile; of the weight alone."""
     if activations == "f32":
-        return {"ROWS": 64, "COLUMNS": 64, "DEPTH": 16, "STAGES": 3, "num_warps": 4}
+        return {"ROWS": 64, "COLUMNS": 128, "DEPTH": 16, "STAGES": 3, "num_warps": 8}
     depth = 128 // weight.element_size()
     side, warps = (128, 8) if len(weight) >= WIDE else (64, 4)
     return {"ROWS": side, "COLUMNS": side, "DEPTH": depth, "STAGES": 3, "num_warps": warps}
@@ -90,7 +90,10 @@ def matmul_tiles(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
         return out
     activations = config["activations"]
     tile = _tile_of(weight, activations)
-    if n_out >= WIDE:
+    if activations == "f32":
+        # decoded in a tile it would cost registers, and for sm_100 Triton would make it TF32
+        weight = weight.float()
+    elif n_out >= WIDE:
         x = x.to(DTYPES[activations])  # once, instead of in every column of tiles
     _matmul_tiles_kernel[(triton.cdiv(n, tile["ROWS"]), triton.cdiv(n_out, tile["COLUMNS"]))](
         weight,
@@ -137,13 +140,13 @@ def _taken_apart(weight: torch.Tensor, n_blocks: int) -> tuple[torch.Tensor, tor
 
 @triton.jit(do_not_specialize=["n", "n_out"])
 def _matmul_blocks_kernel(
-    weight,  # int8 [n_out, n_blocks * 32]
-    w_scales,  # float32 [n_blocks, n_out]
-    x,  # int8 [n, n_blocks * 32]
-    x_scales,  # float16 [n_blocks, n]
+    weight,  # int8 [n_out, n_in]
+    w_scales,  # float32 [n_in / 32, n_out]
+    x,  # int8 [n, n_in]
+    x_scales,  # float16 [n_in / 32, n]
     out,  # float32 [n, n_out]
     n,
-    n_blocks,
+    n_in,
     n_out,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -153,18 +156,18 @@ def _matmul_blocks_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, BLOCK)[None, :]
-    given = x + row.to(tl.int64)[:, None] * (n_blocks * BLOCK) + k
-    source = weight + column.to(tl.int64)[:, None] * (n_blocks * BLOCK) + k
+    given = x + row.to(tl.int64)[:, None] * n_in + k
+    source = weight + column.to(tl.int64)[:, None] * n_in + k
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(0, n_blocks, BLOCKS, num_stages=STAGES):
+    for start in tl.range(0, n_in, BLOCKS * BLOCK, num_stages=STAGES):
         for i in tl.static_range(BLOCKS):
-            block = start + i
-            here, there = (row < n) & (block < n_blocks), (column < n_out) & (block < n_blocks)
-            xs = tl.load(given + block * BLOCK, mask=here[:, None], other=0)
-            w = tl.load(source + block * BLOCK, mask=there[:, None], other=0)
-            first = block.to(tl.int64)
-            x_scale = tl.load(x_scales + first * n + row, mask=here, other=0.0).to(tl.float32)
-            w_scale = tl.load(w_scales + first * n_out + column, mask=there, other=0.0)
+            at = start + i * BLOCK
+            here, there = (row < n) & (at < n_in), (column < n_out) & (at < n_in)
+            xs = tl.load(given + at, mask=here[:, None], other=0)
+            w = tl.load(source + at, mask=there[:, None], other=0)
+            block = (at // BLOCK).to(tl.int64)
+            x_scale = tl.load(x_scales + block * n + row, mask=here, other=0.0).to(tl.float32)
+            w_scale = tl.load(w_scales + block * n_out + column, mask=there, other=0.0)
             sums = tl.dot(xs, tl.trans(w), out_dtype=tl.int32)
             total += sums.to(tl.float32) * (w_scale[None, :] * x_scale[:, None])
     out += row.to(tl.int64)[:, None] * n_out + column[None, :]
@@ -180,16 +183,16 @@ def matmul_blocks(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     weight, x = product(weight, x, fmt)
     if len(x) <= COLUMNS:
         return matvec_blocks(weight, x, fmt=fmt, config=config)
-    n, n_out, n_blocks = len(x), len(weight), x.shape[1] // BLOCK.value
+    (n, n_in), n_out = x.shape, len(weight)
     out = torch.empty((n, n_out), dtype=torch.float32, device=x.device)
     if not x.numel() or not n_out:
         return out.zero_()
     _matmul_blocks_kernel[(triton.cdiv(n, 64), triton.cdiv(n_out, 64))](
-        *_taken_apart(weight, n_blocks),
+        *_taken_apart(weight, n_in // BLOCK.value),
         *quantized(x),
         out,
         n,
-        n_blocks,
+        n_in,
         n_out,
         ROWS=64,
         COLUMNS=64,
