@@ -1,4 +1,4 @@
-"""`python -m tuning compile`: which calls it compiles, what it reads of a kernel, what it fails on."""
+"""`python -m tuning compile`: what it compiles, what it reads of a kernel, what it fails on."""
 
 from __future__ import annotations
 
