@@ -44,8 +44,8 @@ def _bf16(x: Floats) -> Floats:
     return nearest
 
 
-def _fixed_point(x: Floats) -> Floats:
-    """Every operation in f32: d = amax / 32639, code = rint(x * (1 / d)), x = d * code."""
+def _fixed_point(x: Floats) -> Any:
+    """In f32 d = amax / 32639 and code = rint(x * (1 / d)); d * code exactly, a float64."""
     d = np.abs(x).max(axis=-1, keepdims=True) / F32(I16_CODES)
     with np.errstate(divide="ignore", invalid="ignore"):
         codes = np.where(d > 0, np.rint(x * (F32(1) / d)), F32(0))
