@@ -18,7 +18,17 @@ SANITIZED = $(filter-out %_machine.py,$(wildcard tests/test_step*.py tests/test_
 MACHINES = "0 --cache-type f32" "1 --cache-type f16 --sanitize" "2 --cache-type q8_0" \
   "3 --cache-type q8_0 --n-ctx 24 --sanitize" "4 --cache-type f32 --n-ctx 12 --sanitize"
 
-.PHONY: run test test-deep lint peers clean
+# Tests of the CUDA backend that Triton's interpreter runs without a GPU, each folder in a process.
+INTERPRETED = tests/kernels tests/triton
+OLD_TRITON = 3.6.0
+
+# What `memcheck` runs under NVIDIA's sanitizer, which makes kernels 10 to 100 times slower.
+CHECKED = "tests/kernels/test_attention.py -k float32 and not large and (drafts or sliding or batch)" \
+  "tests/kernels/test_cells_kernels.py -k store and not many and not 300" \
+  "tests/kernels/test_move_cells.py -k 3x32 or 2x32" \
+  "tests/kernels/test_products.py -k close and 17-257"
+
+.PHONY: run test test-cuda test-deep memcheck lint compile peers clean
 
 run: $(VENV)/.run
 	$(BIN)/minfer pull smollm2
@@ -33,6 +43,31 @@ test: $(VENV)/.dev lint
 	@$(call timed,models,$(BIN)/minfer pull smollm2 && $(BIN)/minfer pull gemma3-270m)
 	@$(call timed,tests,$(BIN)/python -m pytest)
 	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest $(SANITIZED))
+	@$(call timed,interpreted,$(MAKE) --jobs=2 $(addprefix interpret/,$(INTERPRETED)))
+	@$(MAKE) compile
+
+# Both folders at once: what each prints is shown when it is done.
+interpret/%: $(VENV)/.dev
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider --on cuda $* \
+	  > $(VENV)/$(notdir $*).txt 2>&1; code=$$?; cat $(VENV)/$(notdir $*).txt; exit $$code
+
+# Every kernel of the CUDA backend by the compilers that come with two versions of Triton.
+compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
+	@$(call timed,compiled,$(call compiled,.))
+	@$(call timed,compiled by Triton $(OLD_TRITON),$(call compiled,$(VENV)/triton-$(OLD_TRITON)))
+
+# On a machine with a GPU, by its own Python: numpy, pytest, torch and triton; nothing is installed.
+test-cuda:
+	$(PYTHON) -m pytest -p no:cacheprovider --on cuda $(INTERPRETED)
+
+# There too, with NVIDIA's compute-sanitizer: reads and writes out of bounds, races in shared memory.
+memcheck:
+	@for tool in memcheck racecheck; do for tests in $(CHECKED); do \
+	  echo "--- $$tool: $$tests"; \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(PYTHON) -m pytest -q -p no:cacheprovider --on cuda \
+	    $${tests%% *} -k "$${tests#* -k }" || exit $$?; \
+	done; done
 
 # What takes too long for every change: half an hour on 2 cores.
 test-deep: $(VENV)/.dev
@@ -61,6 +96,10 @@ $(PEERS)/.done: pyproject.toml constraints.txt
 # $(call timed,what,command): run it and say how long it took.
 timed = start=$$(date +%s); $(2) || exit $$?; echo "== $(1): $$(($$(date +%s) - start)) s"
 
+# $(call compiled,where triton is): sm_90 every variant, elsewhere what is chosen unnamed.
+compiled = PYTHONPATH=$(1) $(BIN)/python -m tuning compile --arch 90 && \
+  PYTHONPATH=$(1) $(BIN)/python -m tuning compile --arch 80 100 --defaults
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -71,6 +110,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(call timed,install,$(PIP) install --quiet --editable '.[dev]' --constraint constraints.txt)
 	touch $@ $(VENV)/.run
+
+$(VENV)/.triton-$(OLD_TRITON): | $(VENV)/.dev
+	$(PIP) install --quiet --no-deps --target $(VENV)/triton-$(OLD_TRITON) triton==$(OLD_TRITON)
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ from minfer.ops import Variant
 
 device = "cpu"  # conftest sets it before it imports a test module
 THREADS = 2  # of every launch, where a variant has threads
-INTERPRETED_STEPS = 40  # of a program over some keys, each about 10 ms
+INTERPRETED_STEPS = 25  # of a program over some keys, each about 10 ms
 
 
 def interpreted() -> bool:
@@ -154,7 +154,7 @@ def short(name: str) -> cases.Case:
         case,
         name=f"{name}-short",
         heads=(case.heads[0] // case.heads[1], 1),
-        sequences=tuple((min(first, 20), min(n, 4)) for first, n in case.sequences),
+        sequences=tuple((min(first, 20), min(n, 2)) for first, n in case.sequences),
     )
 
 

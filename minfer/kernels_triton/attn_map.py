@@ -84,6 +84,7 @@ def attn_map_split(
     query={KvFormat.Q8_0: "i16"},
     prob=HALF,
     decoded=DECODED,
+    key={KvFormat.Q8_0: "q8_0"},
     space=RING,
 )
 def attn_map_ring(

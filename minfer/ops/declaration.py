@@ -99,6 +99,7 @@ class Variant:
     query: Mapping[KvFormat, str]
     prob: Mapping[KvFormat, str]
     decoded: Mapping[KvFormat, str]
+    key: Mapping[KvFormat, str]
     invariant: bool
     space: Mapping[str, Tunable]
     default: bool
@@ -112,7 +113,8 @@ class Variant:
     def numerics(self, fmt: KvFormat) -> Numerics:
         """Where this variant rounds when it reads cells of `fmt`."""
         cells = self.decoded.get(fmt, fmt.value)
-        return Numerics(self.query.get(fmt, "f32"), cells, self.prob.get(fmt, "f32"), cells, "f32")
+        key, query, prob = self.key.get(fmt, cells), self.query.get(fmt, "f32"), self.prob.get(fmt)
+        return Numerics(query, key, prob or "f32", cells, "f32")
 
     def config(self) -> dict[str, Any]:
         """The default configuration."""
@@ -138,6 +140,7 @@ def variant(
     query: Mapping[KvFormat, str] | None = None,
     prob: Mapping[KvFormat, str] | None = None,
     decoded: Mapping[KvFormat, str] | None = None,
+    key: Mapping[KvFormat, str] | None = None,
     invariant: bool = True,
     space: Mapping[str, Tunable] | None = None,
     default: bool = True,
@@ -146,7 +149,8 @@ def variant(
 
     formats: storage formats it reads (ops without formats ignore this). limits: shapes it takes.
     query: how it rounds the queries of attention or the rows x of a product, per format; prob: the
-    weights of attention; decoded: K and V after decoding. What is absent is not rounded.
+    weights of attention; decoded: K and V after decoding, key: K where it is otherwise. What is
+    absent is not rounded.
     invariant: whether contract 6 holds for it. space: its tunables. default: whether it may
     be chosen without being named.
     """
@@ -165,6 +169,7 @@ def variant(
             query=dict(query or {}),
             prob=dict(prob or {}),
             decoded=dict(decoded or {}),
+            key=dict(key or {}),
             invariant=invariant,
             space=dict(space or {}),
             default=default,

@@ -160,6 +160,6 @@ def seen_cells(runs: Int32, pos: int, width: int) -> NDArray[np.int64]:
     return cells[-width:] if width else cells
 
 
-def round_query(q: Floats, rounding: str) -> Floats:
+def round_query(q: Floats, rounding: str) -> Any:
     """q, or the rows of a product, as a variant with that query numerics sees it."""
     return rounded(q, rounding)

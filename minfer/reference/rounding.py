@@ -16,8 +16,8 @@ ROUNDOFF = {"f32": (0.0, 0.0), "f16": (2.0**-11, 2.0**-25), "bf16": (2.0**-8, 2.
 I16_CODES = 127 * 256 + 127  # the largest 256 * hi + lo of two signed bytes
 
 
-def rounded(x: Floats, how: str) -> Floats:
-    """f32 [..., d] as a variant that rounds to `how` sees it, f32 as it is.
+def rounded(x: Floats, how: str) -> Any:
+    """x f32 [..., d] as a variant that rounds to `how` sees it: f32, of i16 float64.
 
     f16, bf16: nearest even. i16: whole numbers of amax / 32639, a head row at a time. q8_0: blocks
     of 32 by contract 4.1.
@@ -40,16 +40,16 @@ def rounded(x: Floats, how: str) -> Floats:
 def _bf16(x: Floats) -> Floats:
     bits = np.ascontiguousarray(x, F32).view(np.uint32).astype(np.uint64)
     kept = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-    nearest: Floats = kept.astype(np.uint32).view(F32)
-    return np.where(np.isnan(x), x, nearest)
+    nearest: Floats = np.where(np.isnan(x), x, kept.astype(np.uint32).view(F32))
+    return nearest
 
 
-def _fixed_point(x: Floats) -> Floats:
-    """Every operation in f32: d = amax / 32639, code = rint(x * (1 / d)), x = d * code."""
+def _fixed_point(x: Floats) -> Any:
+    """In f32 d = amax / 32639 and code = rint(x * (1 / d)); d * code exactly, a float64."""
     d = np.abs(x).max(axis=-1, keepdims=True) / F32(I16_CODES)
     with np.errstate(divide="ignore", invalid="ignore"):
         codes = np.where(d > 0, np.rint(x * (F32(1) / d)), F32(0))
-    return codes * d
+    return codes.astype(np.float64) * d
 
 
 def weight_error(weights: Any, how: str) -> Any:

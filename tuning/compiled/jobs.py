@@ -73,7 +73,6 @@ def jobs(
 
     named: only ops, variants or both as `op_variant`. defaults: only what is chosen unnamed.
     """
-    kernel_package()
     table = registry.collect(PACKAGE)
     for arch in arches:
         for op, rows in table.items():
