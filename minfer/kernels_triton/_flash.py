@@ -22,6 +22,7 @@ from minfer.format import KvFormat
 from minfer.kernels_triton import compute_capability
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import RUNS, cell_of, own_cell, query_window
+from minfer.kernels_triton._softmax import no_keys
 from minfer.kernels_triton._tile import BLOCK, F32, FORMATS, Q8_0
 from minfer.ops import Config, Tunable
 
@@ -30,8 +31,10 @@ BLOCK_M = Tunable(128, (32, 64, 128, 256))  # queries of a tile; bits do not dep
 
 @triton.jit
 def _head_rows(
-    rows,  # float32 or float16 [.., STRIDE], or int8 codes; the head's first element
-    scales,  # float16 [.., SCALES] of q8_0, else unused
+    rows,  # float32 or float16 [n_cells, STRIDE], or int8 codes
+    scales,  # float16 [n_cells, SCALES] of q8_0, else unused
+    head,
+    base,  # cell that `cells` count from
     cells,  # int [n]
     seen,  # bool [n]; the others are loaded as 0
     D: tl.constexpr,
@@ -42,6 +45,7 @@ def _head_rows(
     WHOLE: tl.constexpr,  # all are seen
 ):
     """One head of the cells, [n, BLOCK_D]: float32 of f32 cells, else float16; 0 past D."""
+    rows, scales = rows + base * STRIDE + head * D, scales + base * SCALES + head * (D // BLOCK)
     d = tl.arange(0, BLOCK_D)
     at = cells[:, None] * STRIDE + d[None, :]
     # strides are constants: a thread's addresses differ by constants and cost no arithmetic
@@ -94,14 +98,27 @@ def _add_keys(m, l, acc, scores, v, factor, FMT: tl.constexpr):
 
 
 @triton.jit
-def _stretch(r, begin, end, e0, e1, e2, BLOCK_N: tl.constexpr, MODE: tl.constexpr):
-    """Tiles [first, after) that lie wholly in run r and in keys [begin, end)."""
+def _stretch(r, n_runs, done, n_tiles, begin, end, e0, e1, e2, BLOCK_N: tl.constexpr,
+             MODE: tl.constexpr):  # fmt: skip
+    """Tiles [first, after) not before `done` that lie in run r and in keys [begin, end), wholly.
+
+    Behind the last run: the empty stretch at n_tiles.
+    """
     start, stop = begin, end
     if MODE == RUNS:
         start = tl.where(r == 0, begin, tl.where(r == 1, e0, tl.where(r == 2, e1, e2)))
         stop = tl.where(r == 0, e0, tl.where(r == 1, e1, tl.where(r == 2, e2, end)))
-    first = tl.cdiv(tl.maximum(start, begin), BLOCK_N)
+    first = tl.maximum(tl.cdiv(tl.maximum(start, begin), BLOCK_N), done)
+    first = tl.where(r == n_runs, n_tiles, tl.minimum(first, n_tiles))
     return first, tl.maximum(tl.minimum(stop, end) // BLOCK_N, first)
+
+
+@triton.jit
+def _early_cells(window, query, pos, width, j, seen, MODE: tl.constexpr):
+    """Cells of keys that queries after `query`, which stands at `pos`, may have slid past."""
+    _0, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
+    own = own_cell(window, query + j - pos, j, seen & (j > pos), MODE)
+    return tl.where(j > pos, own, cell_of(j, e0, e1, e2, b0, b1, b2, b3, MODE))
 
 
 @triton.jit
@@ -142,8 +159,8 @@ def _attend_flash_kernel(
     last = pos + n - 1
     row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     step = tl.minimum(row // GROUP, n - 1)  # queries after the first; spare rows are the last's
-    begins, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query + step, pos + step, width, MODE)
     ends = pos + step
+    begins, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query + step, ends, width, MODE)
     first, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query, pos, width, MODE)
     begin, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query + n - 1, last, width, MODE)
 
@@ -153,31 +170,29 @@ def _attend_flash_kernel(
     q_tile = tl.load(q + start + at, mask=used, other=0.0)
     if FMT != F32:
         q_tile = q_tile.to(tl.float16)
-    k, v = k + head * D, v + head * D
-    k_scales, v_scales = k_scales + head * (D // BLOCK), v_scales + head * (D // BLOCK)
     key = tl.arange(0, BLOCK_N)
 
-    m = tl.full([ROWS], float("-inf"), tl.float32)
-    l = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    m, l, acc = no_keys(ROWS, BLOCK_D)
     done, n_tiles = first // BLOCK_N, last // BLOCK_N + 1
-    N_RUNS: tl.constexpr = 4 if MODE == RUNS else 1
-    for r in range(N_RUNS + 1):
-        whole, after = _stretch(r, begin, pos + 1, e0, e1, e2, BLOCK_N, MODE)
-        whole = tl.where(r == N_RUNS, n_tiles, tl.minimum(tl.maximum(whole, done), n_tiles))
-        after = tl.maximum(after, whole)
+    n_runs = 1
+    if MODE == RUNS:
+        n_runs = 1 + tl.where(last >= e2, 3, tl.where(e2 > e1, 2, tl.where(e1 > e0, 1, 0)))
+    for r in range(n_runs + 1):
+        whole, after = _stretch(r, n_runs, done, n_tiles, begin, pos + 1, e0, e1, e2, BLOCK_N, MODE)
         for t in tl.range(done, whole, num_stages=2):
             j = t * BLOCK_N + key
             seen = (j >= first) & (j <= last)
             cells = cell_of(j, e0, e1, e2, b0, b1, b2, b3, MODE)
             if MODE == RUNS and t * BLOCK_N < begin:  # keys that the last query does not see
-                _0, f0, f1, f2, c0, c1, c2, c3 = query_window(window, query, pos, width, MODE)
-                early = cell_of(j, f0, f1, f2, c0, c1, c2, c3, MODE)
-                own = own_cell(window, query + j - pos, j, seen & (j > pos), MODE)
-                cells = tl.where(j < begin, tl.where(j > pos, own, early), cells)
+                early = _early_cells(window, query, pos, width, j, seen, MODE)
+                cells = tl.where(j < begin, early, cells)
             cells = cells.to(tl.int64)
-            k_tile = _head_rows(k, k_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
-            v_tile = _head_rows(v, v_scales, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False)
+            k_tile = _head_rows(
+                k, k_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False
+            )
+            v_tile = _head_rows(
+                v, v_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False
+            )
             scores = _scores(q_tile, k_tile, FMT)
             mine = (j[None, :] >= begins[:, None]) & (j[None, :] <= ends[:, None])
             scores = tl.where(mine, scores, float("-inf"))
@@ -186,13 +201,11 @@ def _attend_flash_kernel(
         for t in tl.range(whole, after, num_stages=STAGES):
             cell = (origin + (t - whole) * BLOCK_N).to(tl.int64)
             k_tile = _head_rows(
-                k + cell * STRIDE, k_scales + cell * SCALES, key, key >= 0,
-                D, BLOCK_D, STRIDE, SCALES, FMT, True,
-            )  # fmt: skip
+                k, k_scales, head, cell, key, key >= 0, D, BLOCK_D, STRIDE, SCALES, FMT, True
+            )
             v_tile = _head_rows(
-                v + cell * STRIDE, v_scales + cell * SCALES, key, key >= 0,
-                D, BLOCK_D, STRIDE, SCALES, FMT, True,
-            )  # fmt: skip
+                v, v_scales, head, cell, key, key >= 0, D, BLOCK_D, STRIDE, SCALES, FMT, True
+            )
             m, l, acc = _add_keys(m, l, acc, _scores(q_tile, k_tile, FMT), v_tile, factor, FMT)
         done = after
     result = acc * (1.0 / l)[:, None] + 0.0  # no negative zero, which masked keys could flip
@@ -209,10 +222,10 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(fmt: KvFormat, head_dim: int, capability: tuple[int, int] | None) -> Blocks:
-    """Blocks that fit a GPU's registers and shared memory; none spills."""
+    """Blocks that fit a GPU's registers and shared memory; those of capability 9 are measured."""
     block_d = triton.next_power_of_2(head_dim)
     if fmt is KvFormat.F32:
-        return Blocks(64 if block_d <= 128 else 32, 32, 8 if block_d <= 64 else 16, 2)
+        return Blocks(64 if block_d <= 128 else 16, 32, 16 if block_d == 128 else 8, 2)
     crowded = block_d > 64 and (fmt is KvFormat.Q8_0 or head_dim != 128)
     if capability is None or capability[0] != 9:
         return Blocks(64, 32 if crowded else 64, 8, 2)
