@@ -138,9 +138,8 @@ def _attn_ring_kernel(
     window = (e0 - first, e1 - first, e2 - first, b0 + first, b1 + first, b2 + first, b3 + first)
     n_keys = pos + 1 - first
     n_streams = n_split * W
-    span = (
-        group_size(first // PARTITION, pos // PARTITION, n_streams, _softmax.UNLIMITED) * PARTITION
-    )
+    size = group_size(first // PARTITION, pos // PARTITION, n_streams, _softmax.UNLIMITED)
+    span = size * PARTITION
     n_groups = pos // span - first // span + 1
     start = (first // span + split * W) * span - first  # of warp 0's group; the next is span on
     if split * W < n_groups:

@@ -214,7 +214,7 @@ def partials(call: Call, n_splits: int) -> Partials:
 
 
 def splits(call: Call, waves: int) -> int:
-    """Programs a (query, KV head), so that `waves` of them fall on each multiprocessor.
+    """Programs a (query, KV head), so that `waves` of them fall on each multiprocessor in all.
 
     A free choice: partials join in the same tree whatever it is.
     """
