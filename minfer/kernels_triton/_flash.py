@@ -55,7 +55,7 @@ def _head_rows(
         loaded = tl.load(rows + at, mask=seen[:, None] & (d < D)[None, :], other=0)
     if FMT != Q8_0:
         return loaded
-    block = tl.arange(0, BLOCK_D // BLOCK)
+    block = tl.arange(0, BLOCK_D // BLOCK if BLOCK_D > BLOCK else 1)
     at_scale = cells[:, None] * SCALES + block[None, :]
     if WHOLE and D == BLOCK_D:
         scale = tl.load(scales + at_scale)
@@ -70,9 +70,16 @@ def _head_rows(
 @triton.jit
 def _scores(q, k, FMT: tl.constexpr):
     """float32 [rows, n] of q [rows, d] and k [n, d]."""
-    if FMT == F32:
+    if FMT != F32:
+        return tl.dot(q, tl.trans(k))
+    N: tl.constexpr = q.shape[1]
+    if N <= 128:
         return tl.dot(q, tl.trans(k), input_precision="ieee")
-    return tl.dot(q, tl.trans(k))
+    # one chain of fma over a long head would lose more than f32 should
+    q_a, q_b = tl.split(tl.permute(tl.reshape(q, [q.shape[0], 2, N // 2]), [0, 2, 1]))
+    k_a, k_b = tl.split(tl.permute(tl.reshape(k, [k.shape[0], 2, N // 2]), [0, 2, 1]))
+    scores = tl.dot(q_a, tl.trans(k_a), input_precision="ieee")
+    return scores + tl.dot(q_b, tl.trans(k_b), input_precision="ieee")
 
 
 @triton.jit

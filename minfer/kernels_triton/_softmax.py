@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minfer.kernels_triton import compute_capability
 from minfer.kernels_triton._arguments import multiprocessors
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import query_window
@@ -22,7 +23,7 @@ from minfer.window import PARTITION as PARTITION_KEYS
 PARTITION = tl.constexpr(PARTITION_KEYS)
 UNLIMITED = tl.constexpr(1 << 22)  # partitions
 LARGEST = tl.constexpr(4)  # partitions of a group, where a program takes several groups
-LEAST, CHUNK = 8, 128  # groups that are joined at once
+FEW = tl.constexpr(8)  # groups of most queries of a large batch
 LEVELS = 16  # of the tree above chunks
 
 
@@ -137,6 +138,7 @@ def _combine_kernel(
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
     LEVELS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Join the groups of one (query, head), for BLOCK_D elements, and divide.
 
@@ -157,7 +159,12 @@ def _combine_kernel(
     states, accs = states + 2 * base, accs + D * base
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     chunk, last = begin // CHUNK, (end - 1) // CHUNK
-    m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
+    if PDL:
+        tl.extra.cuda.gdc_wait()  # launched early; now the partials are there
+    if begin // FEW == (end - 1) // FEW:
+        m, l, acc = _chunk(states, accs, begin // FEW, begin, end, d, factor, D, BLOCK_D, FEW, 4)
+    else:
+        m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
     if chunk != last:
         level_of = tl.arange(0, LEVELS)[:, None] + tl.zeros_like(d)[None, :]
         waiting_m = tl.full([LEVELS, BLOCK_D], float("-inf"), tl.float32)
@@ -192,6 +199,11 @@ def _combine_kernel(
     tl.store(target, acc / l + 0.0, mask=(d < D)[None, :])
 
 
+def overlaps() -> bool:
+    """Whether a launch may begin before the one it waits for ends: from Hopper on."""
+    return (compute_capability() or (0, 0)) >= (9, 0)
+
+
 class Partials(NamedTuple):
     """Room for the states of all groups, and how many groups a query has at most."""
 
@@ -214,11 +226,12 @@ def partials(call: Call, n_splits: int) -> Partials:
 
 
 def splits(call: Call, waves: int) -> int:
-    """Programs a (query, KV head), so that `waves` of them fall on each multiprocessor in all.
+    """Programs a (query, KV head), so that they all run at once, `waves` times.
 
     A free choice: partials join in the same tree whatever it is.
     """
-    wanted = waves * multiprocessors() // max(1, call.n_q * call.n_head_kv)
+    fitting = waves * (2 if call.head_dim > 64 else 3)
+    wanted = fitting * multiprocessors() // max(1, call.n_q * call.n_head_kv)
     return max(1, min(wanted, call.most_partitions))
 
 
@@ -228,10 +241,13 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
     factor: of differences of the m that are in `given`.
     """
     out = call.empty_out()
-    n_groups: int = triton.next_power_of_2(given.n_groups)
-    chunk = max(LEAST, min(n_groups, CHUNK))
-    warps = max(1, chunk // 32)
-    block_d = min(triton.next_power_of_2(call.head_dim), 32)
+    rows, block_d = call.n_q * call.n_head, triton.next_power_of_2(call.head_dim)
+    chunk: int = max(FEW.value, triton.next_power_of_2(given.n_groups))
+    if rows * block_d <= 256 * multiprocessors():  # few programs: small ones, many groups at once
+        chunk, block_d = min(chunk, 128), min(block_d, 32)
+        warps, lanes = max(1, chunk // 32), 4 * max(1, chunk // 32)
+    else:
+        chunk, block_d, warps, lanes = min(chunk, 32), min(block_d, 128), 4, 4
     _combine_kernel[(call.n_q * call.n_head, triton.cdiv(call.head_dim, block_d))](
         given.states,
         given.accs,
@@ -248,9 +264,11 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         MODE=call.mode,
         SHARED=given.shared,
         CHUNK=chunk,
-        LANES=4 * warps,  # a warp's tile is 4 rows of 8 lanes of 4 elements
+        LANES=lanes,  # a warp's tile is 4 rows of 8 lanes of 4 elements, or one of 32
         LEVELS=LEVELS,
+        PDL=overlaps(),
         num_warps=warps,
+        **({"launch_pdl": True} if overlaps() else {}),
         enable_fp_fusion=False,
     )
     return out

@@ -19,6 +19,7 @@ from minfer.kernels_triton._softmax import (
     combine,
     join,
     no_keys,
+    overlaps,
     partials,
     share_size,
     splits,
@@ -80,7 +81,10 @@ def _attn_split_kernel(
     FMT: tl.constexpr,
     TYPE: tl.constexpr,
     MODE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()  # `combine` waits for the end of this by itself
     # neighbours read other heads of the same cells: lines of scales are fetched once
     query, head = tl.program_id(0) // n_head_kv, tl.program_id(0) % n_head_kv
     pos = tl.load(positions + query)
@@ -161,6 +165,7 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         FMT=FORMATS[call.fmt],
         TYPE=tl.float32 if exact else tl.float16,
         MODE=call.mode,
+        PDL=overlaps(),
         num_warps=4,
         num_stages=config["stages"],
         enable_fp_fusion=False,

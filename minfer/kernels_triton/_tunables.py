@@ -11,7 +11,7 @@ DECODED = {KvFormat.Q8_0: "f16"}
 ROWS = {"block_n": Tunable(32, (16, 32, 64), numeric=True)}
 SPLIT = {
     "stages": Tunable(3, (2, 3, 4)),
-    "waves": Tunable(2, (1, 2, 3, 4, 8)),
+    "waves": Tunable(1, (1, 2, 3, 4)),
 }
 FLASH = {"block_m": BLOCK_M}
 RING_LIMITS = Limits(kinds=(DECODE,), head_dims=(64, 128), capability=(8, 0))

@@ -221,6 +221,7 @@ SIZES = [
     for setup in SETUPS
     for head_dim, width in SIZED
     if setup[2] is not KvFormat.Q8_0 or head_dim % BLOCK == 0
+    if not (sizes := find("attn_map", setup[1]).limits.head_dims) or head_dim in sizes
 ]
 
 
@@ -281,4 +282,5 @@ def test_control(kind: str, name: str, fmt: KvFormat) -> None:
     base = attend(name, fmt, kind, [rows], spans, CAUSAL, width=400)
     moved = attend(name, fmt, kind, [later], [at(0, len(later.k))], CAUSAL, width=400)
     assert (base != moved).any()
-    assert np.allclose(base, moved, atol=1e-5)
+    exact = find("attn_map", name).numerics(fmt).prob == "f32"
+    assert np.allclose(base, moved, atol=1e-5 if exact else 2e-3)  # f16 weights of another maximum

@@ -84,7 +84,9 @@ def test_products_of_rounded_operands_are_close_to_float64_and_rows_stand_alone(
     wide, seen = (reference.round_query(a.astype(np.float32), activations) for a in (weight, x))
     exact = reference.matvec(wide, seen, fmt=F32)
     plain = np.abs(plain_product(wide, seen) - exact).max()
-    assert np.abs(out - exact).max() <= 2 * plain + 1e-6
+    # Tensor cores cut sums off where numpy rounds them, which is twice the error each time (Fasi,
+    # Higham, Mikaitis and Pranesh, PeerJ Computer Science 7:e330, 2021).
+    assert np.abs(out - exact).max() <= 2 * 2 * plain + 1e-6
     for n in (1, 16, 17):
         part = op(name, fmt)(weight, x[ROWS - n :], fmt=fmt, config=config)
         assert same_bits(part, out[ROWS - n :])
