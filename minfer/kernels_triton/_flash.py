@@ -121,6 +121,14 @@ def _stretch(r, n_runs, done, n_tiles, begin, end, e0, e1, e2, BLOCK_N: tl.const
 
 
 @triton.jit
+def _runs_in_use(last, e0, e1, e2, MODE: tl.constexpr):
+    """How many runs hold keys up to `last`."""
+    if MODE == RUNS:
+        return 1 + tl.where(last >= e2, 3, tl.where(e2 > e1, 2, tl.where(e1 > e0, 1, 0)))
+    return 1
+
+
+@triton.jit
 def _early_cells(window, query, pos, width, j, seen, MODE: tl.constexpr):
     """Cells of keys that queries after `query`, which stands at `pos`, may have slid past."""
     _0, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
@@ -164,7 +172,7 @@ def _attend_flash_kernel(
     query = tl.load(tile) + part * QUERIES
     pos = tl.load(positions + query)
     last = pos + n - 1
-    row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    row, d, key = tl.arange(0, ROWS), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     step = tl.minimum(row // GROUP, n - 1)  # queries after the first; spare rows are the last's
     ends = pos + step
     begins, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query + step, ends, width, MODE)
@@ -177,13 +185,10 @@ def _attend_flash_kernel(
     q_tile = tl.load(q + start + at, mask=used, other=0.0)
     if FMT != F32:
         q_tile = q_tile.to(tl.float16)
-    key = tl.arange(0, BLOCK_N)
 
     m, l, acc = no_keys(ROWS, BLOCK_D)
     done, n_tiles = first // BLOCK_N, last // BLOCK_N + 1
-    n_runs = 1
-    if MODE == RUNS:
-        n_runs = 1 + tl.where(last >= e2, 3, tl.where(e2 > e1, 2, tl.where(e1 > e0, 1, 0)))
+    n_runs = _runs_in_use(last, e0, e1, e2, MODE)
     for r in range(n_runs + 1):
         whole, after = _stretch(r, n_runs, done, n_tiles, begin, pos + 1, e0, e1, e2, BLOCK_N, MODE)
         for t in tl.range(done, whole, num_stages=2):

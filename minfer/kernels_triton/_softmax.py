@@ -23,7 +23,7 @@ from minfer.window import PARTITION as PARTITION_KEYS
 PARTITION = tl.constexpr(PARTITION_KEYS)
 UNLIMITED = tl.constexpr(1 << 22)  # partitions
 LARGEST = tl.constexpr(4)  # partitions of a group, where a program takes several groups
-FEW = tl.constexpr(8)  # groups of most queries of a large batch
+FEW = 8  # groups of most queries of a large batch
 LEVELS = 16  # of the tree above chunks
 
 
@@ -135,6 +135,7 @@ def _combine_kernel(
     BLOCK_D: tl.constexpr,
     MODE: tl.constexpr,
     SHARED: tl.constexpr,
+    FEW: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -242,7 +243,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
     """
     out = call.empty_out()
     rows, block_d = call.n_q * call.n_head, triton.next_power_of_2(call.head_dim)
-    chunk: int = max(FEW.value, triton.next_power_of_2(given.n_groups))
+    chunk: int = max(FEW, triton.next_power_of_2(given.n_groups))
     if rows * block_d <= 256 * multiprocessors():  # few programs: small ones, many groups at once
         chunk, block_d = min(chunk, 128), min(block_d, 32)
         warps, lanes = max(1, chunk // 32), 4 * max(1, chunk // 32)
@@ -263,6 +264,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         BLOCK_D=block_d,
         MODE=call.mode,
         SHARED=given.shared,
+        FEW=FEW,
         CHUNK=chunk,
         LANES=lanes,  # a warp's tile is 4 rows of 8 lanes of 4 elements, or one of 32
         LEVELS=LEVELS,
