@@ -18,8 +18,11 @@ SANITIZED = $(filter-out %_machine.py,$(wildcard tests/test_step*.py tests/test_
 MACHINES = "0 --cache-type f32" "1 --cache-type f16 --sanitize" "2 --cache-type q8_0" \
   "3 --cache-type q8_0 --n-ctx 24 --sanitize" "4 --cache-type f32 --n-ctx 12 --sanitize"
 
-# Tests of the CUDA backend that Triton's interpreter runs without a GPU, each folder in a process.
-INTERPRETED = tests/kernels tests/triton
+# What Triton's interpreter runs of the CUDA backend without a GPU, in two processes. The other tests
+# of tests/triton can be run so too, which takes minutes.
+INTERPRETED = kernels engine
+interpreted_kernels = tests/kernels
+interpreted_engine = tests/triton/test_engine_triton.py tests/triton/test_store_triton.py
 OLD_TRITON = 3.6.0
 
 # What `memcheck` runs under NVIDIA's sanitizer, which makes kernels 10 to 100 times slower.
@@ -46,10 +49,10 @@ test: $(VENV)/.dev lint
 	@$(call timed,interpreted,$(MAKE) --jobs=2 $(addprefix interpret/,$(INTERPRETED)))
 	@$(MAKE) compile
 
-# Both folders at once: what each prints is shown when it is done.
+# Both at once: what each prints is shown when it is done.
 interpret/%: $(VENV)/.dev
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider --on cuda $* \
-	  > $(VENV)/$(notdir $*).txt 2>&1; code=$$?; cat $(VENV)/$(notdir $*).txt; exit $$code
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider --on cuda $(interpreted_$*) \
+	  > $(VENV)/interpreted-$*.txt 2>&1; code=$$?; cat $(VENV)/interpreted-$*.txt; exit $$code
 
 # Every kernel of the CUDA backend by the compilers that come with two versions of Triton.
 compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
@@ -58,7 +61,7 @@ compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
 
 # On a machine with a GPU, by its own Python: numpy, pytest, torch and triton; nothing is installed.
 test-cuda:
-	$(PYTHON) -m pytest -p no:cacheprovider --on cuda $(INTERPRETED)
+	$(PYTHON) -m pytest -p no:cacheprovider --on cuda tests/kernels tests/triton
 
 # There too, with NVIDIA's compute-sanitizer: reads and writes out of bounds, races in shared memory.
 memcheck:

@@ -23,7 +23,7 @@ from minfer.ops import Variant
 
 device = "cpu"  # conftest sets it before it imports a test module
 THREADS = 2  # of every launch, where a variant has threads
-INTERPRETED_STEPS = 25  # of a program over some keys, each about 10 ms
+INTERPRETED_STEPS = 20  # of a program over some keys, each about 10 ms
 
 
 def interpreted() -> bool:

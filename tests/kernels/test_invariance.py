@@ -220,6 +220,7 @@ SIZES = [
     (*setup, head_dim, width)
     for setup in SETUPS
     for head_dim, width in SIZED
+    if not (interpreted() and setup[1] == "rows")
     if setup[2] is not KvFormat.Q8_0 or head_dim % BLOCK == 0
     if not (sizes := find("attn_map", setup[1]).limits.head_dims) or head_dim in sizes
 ]

@@ -17,7 +17,7 @@ ROWS = 18 if interpreted() else 65
 ROW_COUNTS = [1, 2, 17, ROWS] if interpreted() else [*range(1, 18), 63, 64, ROWS]
 # Triton's interpreter multiplies the bits of bf16 numbers as whole numbers.
 ROUNDED = ["f16"] if interpreted() else ["f16", "bf16"]
-COLUMNS = [1, 17, 32] if interpreted() else [1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 130]
+COLUMNS = [1, 17] if interpreted() else [1, 2, 15, 16, 31, 32, 33, 63, 64, 65, 130]
 NAMES = ("matvec", "matmul")
 EACH = pytest.mark.parametrize(("name", "fmt"), [(n, f) for f in KvFormat for n in NAMES], ids=str)
 # n_in, n_out: single elements, tails of lanes, of panels and of k blocks
@@ -131,7 +131,7 @@ def test_products_of_small_integers_are_exact(name: str, fmt: KvFormat) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("n_in", [576, 577])
+@pytest.mark.parametrize("n_in", [577] if interpreted() else [576, 577])
 def test_a_product_row_depends_on_itself_only(name: str, fmt: KvFormat, n_in: int) -> None:
     n_in, n = n_in // BLOCK * BLOCK if fmt is Q8_0 else n_in, ROWS + 1 if interpreted() else 260
     n_out = 35 if interpreted() else 131
