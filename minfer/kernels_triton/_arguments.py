@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from triton import knobs
+from triton.runtime import driver
 
 from minfer.errors import Refusal
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat, Region, cell_bytes
@@ -41,6 +42,11 @@ def multiprocessors() -> int:
     if home().type == "cpu":
         return 2
     return int(torch.cuda.get_device_properties(home()).multi_processor_count)
+
+
+def architecture() -> int:
+    """What kernels are compiled for, 90 for sm_90; 0 in the interpreter."""
+    return 0 if interpreted() else int(driver.active.get_current_target().arch)
 
 
 def host(array: Any) -> bool:

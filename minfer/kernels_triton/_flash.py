@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
-from minfer.kernels_triton import compute_capability
+from minfer.kernels_triton._arguments import architecture
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import RUNS, cell_of, own_cell, query_window
 from minfer.kernels_triton._softmax import no_keys
@@ -53,18 +53,17 @@ def _head_rows(
         loaded = tl.load(rows + at)
     else:
         loaded = tl.load(rows + at, mask=seen[:, None] & (d < D)[None, :], other=0)
-    if FMT != Q8_0:
-        return loaded
-    block = tl.arange(0, BLOCK_D // BLOCK if BLOCK_D > BLOCK else 1)
-    at_scale = cells[:, None] * SCALES + block[None, :]
-    if WHOLE and D == BLOCK_D:
-        scale = tl.load(scales + at_scale)
-    else:
-        scale = tl.load(
-            scales + at_scale, mask=seen[:, None] & (block < D // BLOCK)[None, :], other=0.0
-        )
-    codes = tl.reshape(loaded.to(tl.float16), [cells.shape[0], BLOCK_D // BLOCK, BLOCK])
-    return tl.reshape(codes * scale[:, :, None], [cells.shape[0], BLOCK_D])
+    if FMT == Q8_0:
+        block = tl.arange(0, BLOCK_D // BLOCK)
+        at_scale = cells[:, None] * SCALES + block[None, :]
+        if WHOLE and D == BLOCK_D:
+            scale = tl.load(scales + at_scale)
+        else:
+            held = seen[:, None] & (block < D // BLOCK)[None, :]
+            scale = tl.load(scales + at_scale, mask=held, other=0.0)
+        codes = tl.reshape(loaded.to(tl.float16), [cells.shape[0], BLOCK_D // BLOCK, BLOCK])
+        loaded = tl.reshape(codes * scale[:, :, None], [cells.shape[0], BLOCK_D])
+    return loaded
 
 
 @triton.jit
@@ -231,26 +230,28 @@ class Blocks(NamedTuple):
     keys: int  # of a tile
     warps: int
     stages: int  # tiles of keys that are loaded ahead
+    registers: int | None = None  # of a thread at most; None: the compiler's choice
 
 
-def blocks_of(fmt: KvFormat, head_dim: int, capability: tuple[int, int] | None) -> Blocks:
-    """Blocks that fit a GPU's registers and shared memory; those of capability 9 are measured."""
+def blocks_of(fmt: KvFormat, head_dim: int, arch: int) -> Blocks:
+    """Blocks that fit the registers and shared memory of sm_`arch`; those of sm_90 are measured."""
     block_d = triton.next_power_of_2(head_dim)
     if fmt is KvFormat.F32:
-        return Blocks(64 if block_d <= 128 else 16, 32, 16 if block_d == 128 else 8, 2)
-    crowded = block_d > 64 and (fmt is KvFormat.Q8_0 or head_dim != 128)
-    if capability is None or capability[0] != 9:
-        return Blocks(64, 32 if crowded else 64, 8, 2)
+        return Blocks(64 if block_d <= 128 else 16, 32, {16: 4, 128: 16}.get(block_d, 8), 2)
+    packed = fmt is KvFormat.Q8_0
+    crowded = block_d > 64 and (packed or head_dim != 128)
+    if arch // 10 != 9:
+        return Blocks(64, 32 if crowded else 64, 8, 3 if packed and crowded else 2)
     if block_d > 128:
         return Blocks(64, 64, 8, 2)
-    if block_d <= 64:
-        return Blocks(64, 64, 4, 3)
-    return Blocks(128, 64 if head_dim != 128 else 128, 8, 2 if fmt is KvFormat.Q8_0 else 3)
+    if block_d <= 64:  # as few registers as let four programs share a multiprocessor
+        return Blocks(64, 64, 4, 3, registers=None if packed else 128)
+    return Blocks(128, 64 if head_dim != 128 else 128, 8, 2 if packed else 3)
 
 
 def attend_flash(call: Call, tiles: torch.Tensor, config: Config) -> torch.Tensor:
     """Run `flash` on a checked call and its tiles, int32 [n, 2]: float32 [n_q, n_head, d]."""
-    blocks = blocks_of(call.fmt, call.head_dim, compute_capability())
+    blocks = blocks_of(call.fmt, call.head_dim, architecture())
     return launch_flash(call, tiles, config["block_m"], blocks)
 
 
@@ -286,6 +287,7 @@ def launch_flash(call: Call, tiles: torch.Tensor, block_m: int, blocks: Blocks) 
         STAGES=blocks.stages,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
+        maxnreg=blocks.registers,
         enable_fp_fusion=False,
     )
     return out

@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.kernels_triton import compute_capability
-from minfer.kernels_triton._arguments import multiprocessors
+from minfer.kernels_triton._arguments import architecture, multiprocessors
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import query_window
 from minfer.window import PARTITION as PARTITION_KEYS
@@ -202,7 +201,7 @@ def _combine_kernel(
 
 def overlaps() -> bool:
     """Whether a launch may begin before the one it waits for ends: from Hopper on."""
-    return (compute_capability() or (0, 0)) >= (9, 0)
+    return architecture() >= 90
 
 
 class Partials(NamedTuple):
