@@ -50,7 +50,7 @@ def host(array: Any) -> bool:
 
 def _at_home(array: torch.Tensor, name: str) -> torch.Tensor:
     here = home()
-    if array.device.type != here.type:
+    if array.device != here:
         raise Refusal(
             "10",
             f"{name} lies on {array.device} and kernels run on {here}; give it with .to('{here}')",

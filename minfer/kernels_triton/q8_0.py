@@ -109,8 +109,8 @@ def dot_q8_0_blocks(a: Any, b: Any, *, n: int, config: Config) -> torch.Tensor:
             f"{len(a)} cells cannot be multiplied by {len(b)} row by row",
             {"a": len(a), "b": len(b)},
         )
-    out = torch.empty(len(a), dtype=torch.float32, device=a.device)
-    if len(a):
+    out = torch.zeros(len(a), dtype=torch.float32, device=a.device)
+    if a.numel():
         _dot_q8_0_blocks_kernel[(triton.cdiv(len(a), BLOCKS),)](
             *_views(a),
             *_views(b),
