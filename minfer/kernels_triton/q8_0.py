@@ -13,7 +13,7 @@ import triton.language as tl
 from minfer.errors import Refusal
 from minfer.format import BLOCK as BLOCK_ELEMENTS
 from minfer.format import KvFormat, cell_bytes
-from minfer.kernels_triton._arguments import floats, tensor, word
+from minfer.kernels_triton._arguments import blocks, floats, tensor, word
 from minfer.kernels_triton._cell import load_canonical, store_canonical
 from minfer.kernels_triton._tile import BLOCK
 from minfer.ops import Config, variant
@@ -148,4 +148,4 @@ def _checked_cells(cells: Any, n: int) -> torch.Tensor:
             f"{word(given.dtype)} {list(given.shape)}",
             {"n": n, "width": width, "shape": tuple(given.shape)},
         )
-    return given.contiguous()
+    return blocks(given)
