@@ -137,6 +137,7 @@ BAD_CALLS = {
     "positions that wrap": ("10", {"positions": np.full(6, 2**32 + 19)}, "is no int32"),
     "half a width": ("2.4", {"width": 2.5}, "sliding width 2.5 is no whole number"),
     "scale of text": ("10", {"scale": "x"}, "scale 'x' is no finite float32"),
+    "scale past float64": ("10", {"scale": 10**400}, "is no finite float32"),
     "endless scale": ("10", {"scale": float("inf")}, "scale inf is no finite float32"),
 }
 

@@ -56,7 +56,7 @@ def host(array: Any) -> bool:
 
 def _at_home(array: torch.Tensor, name: str) -> torch.Tensor:
     here = home()
-    if array.device.type != here.type:
+    if array.device != here:
         raise Refusal(
             "10",
             f"{name} lies on {array.device} and kernels run on {here}; give it with .to('{here}')",
@@ -152,6 +152,12 @@ def int32s(array: Any, name: str, n_dims: int | None = 1) -> torch.Tensor:
     return given.contiguous()
 
 
+def blocks(given: torch.Tensor) -> torch.Tensor:
+    """q8_0 bytes, contiguous, and at an even address: kernels read two at once."""
+    given = given.contiguous()
+    return given.clone() if given.data_ptr() % 2 else given
+
+
 def stored(weight: Any, fmt: KvFormat) -> tuple[torch.Tensor, int]:
     """A matrix of `fmt`, contiguous, and its n_in.
 
@@ -168,16 +174,15 @@ def stored(weight: Any, fmt: KvFormat) -> tuple[torch.Tensor, int]:
         )
     if given.ndim != 2:
         _refuse_dimensions(given.shape, "weight", 2)
-    given = given.contiguous()
     if fmt is not KvFormat.Q8_0:
-        return given, given.shape[1]
+        return given.contiguous(), given.shape[1]
     if given.shape[1] % BLOCK_BYTES:
         raise Refusal(
             "3.3",
             f"q8_0 rows of {given.shape[1]} bytes are not whole blocks of {BLOCK_BYTES}",
             {"shape": tuple(given.shape)},
         )
-    return given, given.shape[1] // BLOCK_BYTES * BLOCK
+    return blocks(given), given.shape[1] // BLOCK_BYTES * BLOCK
 
 
 def product(weight: Any, x: Any, fmt: KvFormat) -> tuple[torch.Tensor, torch.Tensor]:

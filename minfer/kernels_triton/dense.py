@@ -288,7 +288,7 @@ def gelu_mul_rows(gate: Any, up: Any, *, config: Config) -> Any:
 def softcap_rows(x: Any, *, cap: float, config: Config) -> Any:
     """cap * tanh(x / cap), f32 [n, m]: all of it within (-cap, cap)."""
     x = rows(x, "x", 2)
-    return _elements(SOFTCAP, x, x, cap)
+    return _elements(SOFTCAP, x, x, float(cap))
 
 
 @variant()
@@ -306,7 +306,7 @@ def add_rows(x: Any, y: Any, *, config: Config) -> Any:
 def scale_rows(x: Any, *, factor: float, config: Config) -> Any:
     """x times one number, f32 [n, m]."""
     x = rows(x, "x", 2)
-    return _elements(SCALE, x, x, factor)
+    return _elements(SCALE, x, x, float(factor))
 
 
 # -- rows of a weight -----------------------------------------------------------------------------

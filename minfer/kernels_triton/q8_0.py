@@ -13,7 +13,7 @@ import triton.language as tl
 from minfer.errors import Refusal
 from minfer.format import BLOCK as BLOCK_ELEMENTS
 from minfer.format import KvFormat, cell_bytes
-from minfer.kernels_triton._arguments import floats, tensor, word
+from minfer.kernels_triton._arguments import blocks, floats, tensor, word
 from minfer.kernels_triton._cell import load_canonical, store_canonical
 from minfer.kernels_triton._tile import BLOCK
 from minfer.ops import Config, variant
@@ -109,8 +109,8 @@ def dot_q8_0_blocks(a: Any, b: Any, *, n: int, config: Config) -> torch.Tensor:
             f"{len(a)} cells cannot be multiplied by {len(b)} row by row",
             {"a": len(a), "b": len(b)},
         )
-    out = torch.empty(len(a), dtype=torch.float32, device=a.device)
-    if len(a):
+    out = torch.zeros(len(a), dtype=torch.float32, device=a.device)
+    if a.numel():
         _dot_q8_0_blocks_kernel[(triton.cdiv(len(a), BLOCKS),)](
             *_views(a),
             *_views(b),
@@ -148,4 +148,4 @@ def _checked_cells(cells: Any, n: int) -> torch.Tensor:
             f"{word(given.dtype)} {list(given.shape)}",
             {"n": n, "width": width, "shape": tuple(given.shape)},
         )
-    return given.contiguous()
+    return blocks(given)

@@ -140,9 +140,10 @@ def checked_scale(scale: object, head_dim: int) -> float:
     """`scale`, or its default 1 / sqrt(head_dim); one that is not finite is refused."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if not isinstance(scale, Real) or isinstance(scale, bool) or not abs(float(scale)) < SCALE_END:
+    real = isinstance(scale, Real) and not isinstance(scale, bool)
+    if not real or not abs(scale) < SCALE_END:  # type: ignore[arg-type]
         raise Refusal("10", f"scale {scale!r} is no finite float32", {"scale": scale})
-    return float(scale)
+    return float(scale)  # type: ignore[arg-type]
 
 
 def refuse_window(mode: WindowMode, kernels: ModuleType, device: str) -> None:

@@ -103,7 +103,7 @@ def used_tiles(table: NDArray[Any], positions: Any, firsts: Any) -> NDArray[Any]
     used = table[table[:, 1] > 0]
     n_q = len(positions)
     ends = np.cumsum(used[:, 1])
-    if not len(used) or ends[-1] != n_q or (used[:, 0] != ends - used[:, 1]).any():
+    if used[:, 1].sum() != n_q or (used[:, 0] != ends - used[:, 1]).any():
         raise Refusal(
             "2.7", f"tiles {used.tolist()} do not cover {n_q} queries in order", {"n_q": n_q}
         )

@@ -288,4 +288,5 @@ def test_an_empty_call_returns_an_empty_array(op: str, name: str) -> None:
     q, k, v, positions, runs, tiles = inputs.tensors(32)
     indirection = runs[:0] if op == "attn_map" else None
     tensors = (q[:0], k, v, positions[:0], indirection, tiles[:0])
-    assert launch(variant, *tensors, **inputs.scalars).shape == (0, 8, 64)
+    for host in (False, True):
+        assert launch(variant, *tensors, host=host, **inputs.scalars).shape == (0, 8, 64)

@@ -117,6 +117,8 @@ def test_softcap_and_scale_by_rows(m: int) -> None:
     capped, scaled = softcap(x, cap=20.0), scale(x, factor=0.1)
     assert_within_budget(capped, 20 * np.tanh(x / 20), reference.softcap(x, cap=20.0))
     assert (scaled == reference.scale(x, factor=0.1).astype(np.float32)).all()
+    assert np.array_equal(softcap(x, cap=20), capped), "a whole number"
+    assert np.array_equal(scale(x, factor=3), scale(x, factor=3.0))
     assert_rows_stand_alone("softcap", capped, x, cap=20.0)
     assert_rows_stand_alone("scale", scaled, x, factor=0.1)
 

@@ -147,6 +147,11 @@ def test_dot_is_exact_per_block_and_ordered() -> None:
     assert np.allclose(dot(c, c, n=2048), exact, rtol=1e-6, atol=0)
 
 
+def test_dot_of_no_elements_is_zero() -> None:
+    empty = np.zeros((3, 0), np.uint8)
+    assert dot(empty, empty, n=0).tolist() == [0, 0, 0]
+
+
 def test_dot_takes_the_code_that_the_quantizer_never_writes() -> None:
     cells = np.zeros((1, 36), np.uint8)
     cells[0, :2] = [0x00, 0x3C]  # scale 1

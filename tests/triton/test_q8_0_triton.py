@@ -18,6 +18,7 @@ from minfer.cases import TURN_CASES, TurnCase, any_bytes, turn_inputs  # noqa: E
 from minfer.errors import Refusal  # noqa: E402
 from minfer.format import KvFormat  # noqa: E402
 from minfer.kernels_triton import q8_0  # noqa: E402
+from minfer.kernels_triton._arguments import stored  # noqa: E402
 from minfer.kernels_triton.cells import map_q8_0_cells_rows  # noqa: E402
 from minfer.ops import HALF  # noqa: E402
 
@@ -199,3 +200,13 @@ def test_turns_that_do_not_fit_are_refused_and_change_no_byte() -> None:
     other = at_home(any_bytes(KvFormat.F16, 6, 2, 32))
     message = "wants q8_0 cells in planes and the region holds planes f16"
     refused(other, "3.2", message, map_q8_0_cells_rows, other, **good)
+
+
+def test_blocks_at_an_odd_address() -> None:
+    rows = torch.ones(2, 64, device=backend.home())
+    cells = q8_0.quantize_q8_0_blocks(rows, config={})
+    shifted = torch.cat([cells.new_zeros(1), cells.flatten()])[1:].view(cells.shape)
+    assert shifted.data_ptr() % 2
+    assert (dequantized(shifted, 64) == dequantized(cells, 64)).all()
+    matrix, _ = stored(shifted, KvFormat.Q8_0)
+    assert matrix.data_ptr() % 2 == 0 and torch.equal(matrix, cells)
