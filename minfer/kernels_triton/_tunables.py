@@ -1,7 +1,6 @@
 """Where attention variants round, and their tunables, the same for both attention ops."""
 
 from minfer.format import KvFormat
-from minfer.kernels_triton._flash import BLOCK_M
 from minfer.ops import DECODE, Limits, Tunable
 
 HEAD_UNIT = 16  # elements of a head that the tensor cores multiply at once
@@ -13,7 +12,7 @@ SPLIT = {
     "stages": Tunable(3, (2, 3, 4)),
     "waves": Tunable(1, (1, 2, 3, 4)),
 }
-FLASH = {"block_m": BLOCK_M}
+FLASH = {"block_m": Tunable(128, (32, 64, 128, 256))}  # queries of a tile
 RING_LIMITS = Limits(kinds=(DECODE,), head_dims=(64, 128), capability=(8, 0))
 RING = {
     "block_n": Tunable(16, (16,), numeric=True),
