@@ -186,7 +186,7 @@ def _select(
 def _why_not(candidate: Variant, device: Device, fmt: KvFormat, shape: Shape) -> str | None:
     if OPS[candidate.op].formats and fmt not in candidate.formats:
         return f"does not read {fmt}"
-    return candidate.limits.why_not(shape, device.package().compute_capability())
+    return candidate.limits.why_not(shape, device.package().compute_capability(), fmt)
 
 
 def _nothing_fits(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from minfer.errors import Refusal
+from minfer.format import KvFormat
 from minfer.ops import DECODE, HALF, INTERLEAVED, PREFILL, Limits, Shape, check_pairing, split_name
 
 
@@ -39,6 +40,20 @@ def test_limits_say_what_they_do_not_take() -> None:
     assert limits.why_not(Shape(DECODE, head_dim=32)) == "head_dim 32 is not one of [64, 100]"
     assert limits.why_not(Shape(DECODE, head_dim=100)) == "head_dim 100 is no multiple of 16"
     assert Limits().why_not(Shape()) is None
+
+
+def test_limits_of_a_gpu_of_groups_and_of_f32_cells() -> None:
+    on_gpu = Limits(capability=(8, 0))
+    assert on_gpu.why_not(Shape(), (9, 0)) is None and on_gpu.why_not(Shape(), (8, 0)) is None
+    assert "8.0, and there is 7.5" in str(on_gpu.why_not(Shape(), (7, 5)))
+    assert "none here" in str(on_gpu.why_not(Shape()))
+    four = Limits(max_group=4)
+    assert four.why_not(Shape(n_head=8, n_head_kv=2)) is None
+    assert "4 query heads a KV head, not 5" in str(four.why_not(Shape(n_head=10, n_head_kv=2)))
+    short, long = Limits(max_head_dim_f32=128), Shape(head_dim=256)
+    assert short.why_not(Shape(head_dim=128), fmt=KvFormat.F32) is None
+    assert short.why_not(long, fmt=KvFormat.F16) is None
+    assert "128 at most over f32 cells, not 256" in str(short.why_not(long, fmt=KvFormat.F32))
 
 
 def test_two_pairings_are_known() -> None:

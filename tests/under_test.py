@@ -60,8 +60,8 @@ def variants(op: str) -> list[Variant]:
     return [v for v in found if not v.limits.capability or v.limits.capability <= (here or ())]
 
 
-def takes(variant: Variant, case: cases.Case) -> bool:
-    return variant.limits.why_not(case.shape, package().compute_capability()) is None
+def takes(variant: Variant, case: cases.Case, fmt: KvFormat | None = None) -> bool:
+    return variant.limits.why_not(case.shape, package().compute_capability(), fmt) is None
 
 
 def find(op: str, name: str) -> Variant:

@@ -131,12 +131,12 @@ def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
             f"{list(rows.shape)}",
             {"shape": tuple(rows.shape), "wanted": wanted},
         )
-    for plane, part in zip(region.arrays, _planes(region, rows), strict=True):
+    for plane, part in zip(region.arrays, _as_planes(region, rows), strict=True):
         plane[index] = from_host(part)
     return region
 
 
-def _planes(region: Region, rows: Bytes) -> tuple[NDArray[Any], ...]:
+def _as_planes(region: Region, rows: Bytes) -> tuple[NDArray[Any], ...]:
     """Canonical rows as the planes of a region."""
     if region.fmt is not KvFormat.Q8_0:
         dtype = np.float32 if region.fmt is KvFormat.F32 else np.float16

@@ -237,6 +237,11 @@ def check_region(region: Region, fmt: KvFormat) -> None:
         _at_home(plane, "the region")
 
 
+def planes(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and scales of a region; rows again where there are no scales."""
+    return region.arrays[0], region.arrays[-1]
+
+
 def check_pair(k: Region, v: Region) -> None:
     """Refuse K and V regions of different heads."""
     if (k.n_head_kv, k.head_dim) != (v.n_head_kv, v.head_dim):

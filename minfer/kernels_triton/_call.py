@@ -21,19 +21,22 @@ from minfer.kernels_triton._arguments import (
     host,
     host_int32s,
     int32s,
+    planes,
     tensor,
 )
+from minfer.kernels_triton._gather import CAUSAL, RUNS, SPAN
 from minfer.ops import attention
 from minfer.window import PARTITION, Causal, Span, WindowMode
 
-MODES = {WindowMode.CAUSAL: 0, WindowMode.SPAN: 1, WindowMode.RUNS: 2}  # as in `_gather`
+MODES = {
+    WindowMode.CAUSAL: CAUSAL.value,
+    WindowMode.SPAN: SPAN.value,
+    WindowMode.RUNS: RUNS.value,
+}
 
 
 class Call(NamedTuple):
-    """A checked call; tensors lie where kernels run.
-
-    firsts: first logical index of each query where the windows came from the host, else None.
-    """
+    """A checked call; tensors lie where kernels run."""
 
     fmt: KvFormat
     q: torch.Tensor  # float32 [n_q, n_head, d], times -1 if the scale is negative
@@ -44,7 +47,7 @@ class Call(NamedTuple):
     mode: int
     width: int
     factor: float  # |scale| * log2(e), what weights multiply differences of scores by
-    host_windows: tuple[Any, Any] | None  # positions and firsts, where both were on the host
+    host_windows: tuple[Any, Any] | None  # positions, first index each sees; None if on the device
 
     @property
     def n_q(self) -> int:
@@ -69,9 +72,9 @@ class Call(NamedTuple):
 
     @property
     def most_partitions(self) -> int:
-        """No query's keys lie in more partitions.
+        """No query's keys lie in more partitions than these.
 
-        Windows on the device name a cell once, as a store's do.
+        Windows on the device are not looked at: they name a cell once, as a store's do.
         """
         if self.host_windows is not None:
             ends, firsts = self.host_windows
@@ -85,15 +88,10 @@ class Call(NamedTuple):
         """A pointer for kernels, which causal ones do not read."""
         return self.positions if self.window is None else self.window
 
-    @staticmethod
-    def planes(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and scales; rows again where there are no scales."""
-        return region.arrays[0], region.arrays[-1]
-
     @property
     def strides(self) -> tuple[int, int]:
         """Elements from one cell's row, and its scales, to the next cell's."""
-        rows, scales = self.planes(self.k)
+        rows, scales = planes(self.k)
         return rows.stride(0), scales.stride(0)
 
     def empty_out(self) -> torch.Tensor:
@@ -116,7 +114,7 @@ def prepare(
     """Check one attention call.
 
     array: the window input, whose size tells its mode (contract 2.2), which must be one that `op`
-    reads. multiple: what head_dim must divide.
+    reads. multiple: what must divide head_dim.
     """
     for region in (k, v):
         check_region(region, fmt)

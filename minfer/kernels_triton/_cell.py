@@ -8,10 +8,11 @@ A canonical cell is its blocks of 34 bytes in order, a scale and then its codes.
 import triton
 import triton.language as tl
 
+from minfer import format
 from minfer.kernels_triton._tile import BLOCK, F16, Q8_0
 
-BLOCK_BYTES = tl.constexpr(34)
-CODES = tl.constexpr(2)  # byte offset of a block's codes
+BLOCK_BYTES = tl.constexpr(format.BLOCK_BYTES)
+CODES = tl.constexpr(format.BLOCK_BYTES - format.BLOCK)  # byte offset of a block's codes
 F16_NAN = tl.constexpr(0x7E00)
 F16_INF = tl.constexpr(0x7C00)
 F32_INF = tl.constexpr(0x7F800000)

@@ -19,14 +19,12 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
-from minfer.kernels_triton._arguments import architecture
+from minfer.kernels_triton._arguments import architecture, planes
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import RUNS, cell_of, own_cell, query_window
 from minfer.kernels_triton._softmax import no_keys
 from minfer.kernels_triton._tile import BLOCK, F32, FORMATS, Q8_0
-from minfer.ops import Config, Tunable
-
-BLOCK_M = Tunable(128, (32, 64, 128, 256))  # queries of a tile; bits do not depend on it
+from minfer.ops import Config
 
 
 @triton.jit
@@ -69,16 +67,9 @@ def _head_rows(
 @triton.jit
 def _scores(q, k, FMT: tl.constexpr):
     """float32 [rows, n] of q [rows, d] and k [n, d]."""
-    if FMT != F32:
-        return tl.dot(q, tl.trans(k))
-    N: tl.constexpr = q.shape[1]
-    if N <= 128:
+    if FMT == F32:
         return tl.dot(q, tl.trans(k), input_precision="ieee")
-    # one chain of fma over a long head would lose more than f32 should
-    q_a, q_b = tl.split(tl.permute(tl.reshape(q, [q.shape[0], 2, N // 2]), [0, 2, 1]))
-    k_a, k_b = tl.split(tl.permute(tl.reshape(k, [k.shape[0], 2, N // 2]), [0, 2, 1]))
-    scores = tl.dot(q_a, tl.trans(k_a), input_precision="ieee")
-    return scores + tl.dot(q_b, tl.trans(k_b), input_precision="ieee")
+    return tl.dot(q, tl.trans(k))
 
 
 @triton.jit
@@ -257,16 +248,17 @@ def attend_flash(call: Call, tiles: torch.Tensor, config: Config) -> torch.Tenso
 
 def launch_flash(call: Call, tiles: torch.Tensor, block_m: int, blocks: Blocks) -> torch.Tensor:
     """`attend_flash` in given blocks; `block_m`: queries of a tile at most."""
-    out, k, v = call.empty_out(), call.k.arrays, call.v.arrays
+    out, (k, k_scales), (v, v_scales) = call.empty_out(), planes(call.k), planes(call.v)
+    stride, scale_stride = call.strides
     # a scale of 0 would make a masked score NaN; zero queries give the same equal weights
     q, factor = (call.q, call.factor) if call.factor else (torch.zeros_like(call.q), 1.0)
     parts = triton.cdiv(block_m, blocks.rows // call.group)
     _attend_flash_kernel[(tiles.shape[0] * parts * call.n_head_kv,)](
         q,
-        k[0],
-        k[-1],
-        v[0],
-        v[-1],
+        k,
+        k_scales,
+        v,
+        v_scales,
         call.window_or_positions,
         call.positions,
         tiles,
@@ -277,8 +269,8 @@ def launch_flash(call: Call, tiles: torch.Tensor, block_m: int, blocks: Blocks) 
         GROUP=call.group,
         D=call.head_dim,
         BLOCK_D=triton.next_power_of_2(call.head_dim),
-        STRIDE=k[0].shape[1],
-        SCALES=k[-1].shape[1],
+        STRIDE=stride,
+        SCALES=scale_stride,
         FMT=FORMATS[call.fmt],
         MODE=call.mode,
         PARTS=parts,

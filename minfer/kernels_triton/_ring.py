@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from minfer.kernels_triton import _gather, _softmax
-from minfer.kernels_triton._arguments import multiprocessors
+from minfer.kernels_triton._arguments import multiprocessors, planes
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._ring_tile import (
     HEADS,
@@ -187,7 +187,7 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
     warps, heads = config["warps"], call.n_head_kv * triton.cdiv(call.group, HEADS.value)
     room = _room(call, heads, warps, config["waves"])
     word = torch.int64 if call.head_dim == 128 else torch.int32  # the scales of a head's row
-    (k, k_scales), (v, v_scales) = call.planes(call.k), call.planes(call.v)
+    (k, k_scales), (v, v_scales) = planes(call.k), planes(call.v)
     n_split = room.n_splits // warps
     _attn_ring_kernel[(call.n_q * heads * n_split,)](
         call.q,

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minfer.kernels_triton._arguments import planes
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import cell_of, query_window
 from minfer.kernels_triton._softmax import weight
@@ -75,8 +76,8 @@ def attend_rows(call: Call, config: Config) -> torch.Tensor:
     if call.n_q:
         _attn_rows_kernel[(call.n_q * call.n_head,)](
             call.q,
-            *call.planes(call.k),
-            *call.planes(call.v),
+            *planes(call.k),
+            *planes(call.v),
             call.window_or_positions,
             call.positions,
             out,

@@ -248,7 +248,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         warps, lanes = max(1, chunk // 32), 4 * max(1, chunk // 32)
     else:
         chunk, block_d, warps, lanes = min(chunk, 32), min(block_d, 128), 4, 4
-    _combine_kernel[(call.n_q * call.n_head, triton.cdiv(call.head_dim, block_d))](
+    _combine_kernel[(rows, triton.cdiv(call.head_dim, block_d))](
         given.states,
         given.accs,
         call.window_or_positions,

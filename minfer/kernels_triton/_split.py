@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
+from minfer.kernels_triton._arguments import planes
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import cell_of, query_window
 from minfer.kernels_triton._softmax import (
@@ -145,8 +146,8 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
     grid = (call.n_q * call.n_head_kv, room.n_splits)
     _attn_split_kernel[grid](
         call.q,
-        *call.planes(call.k),
-        *call.planes(call.v),
+        *planes(call.k),
+        *planes(call.v),
         call.window_or_positions,
         call.positions,
         room.states,

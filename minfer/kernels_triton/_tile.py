@@ -3,13 +3,14 @@
 import triton
 import triton.language as tl
 
+from minfer import format
 from minfer.format import KvFormat
 
 FORMATS = {KvFormat.F32: 0, KvFormat.F16: 1, KvFormat.Q8_0: 2}
-F32 = tl.constexpr(0)
-F16 = tl.constexpr(1)
-Q8_0 = tl.constexpr(2)
-BLOCK = tl.constexpr(32)  # elements that share a q8_0 scale
+F32 = tl.constexpr(FORMATS[KvFormat.F32])
+F16 = tl.constexpr(FORMATS[KvFormat.F16])
+Q8_0 = tl.constexpr(FORMATS[KvFormat.Q8_0])
+BLOCK = tl.constexpr(format.BLOCK)  # elements that share a q8_0 scale
 
 
 @triton.jit

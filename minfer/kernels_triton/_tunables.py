@@ -1,8 +1,7 @@
 """Where attention variants round, and their tunables, the same for both attention ops."""
 
 from minfer.format import KvFormat
-from minfer.kernels_triton._flash import BLOCK_M
-from minfer.ops import DECODE, Limits, Tunable
+from minfer.ops import DECODE, PREFILL, Limits, Tunable
 
 HEAD_UNIT = 16  # elements of a head that the tensor cores multiply at once
 HALF = {KvFormat.F16: "f16", KvFormat.Q8_0: "f16"}
@@ -13,7 +12,11 @@ SPLIT = {
     "stages": Tunable(3, (2, 3, 4)),
     "waves": Tunable(1, (1, 2, 3, 4)),
 }
-FLASH = {"block_m": BLOCK_M}
+# over f32, one chain of fma along a longer head would lose more than float32 should
+FLASH_LIMITS = Limits(
+    kinds=(PREFILL,), head_dim_multiple=HEAD_UNIT, max_head_dim_f32=128, max_group=32
+)
+FLASH = {"block_m": Tunable(128, (32, 64, 128, 256))}  # queries of a tile
 RING_LIMITS = Limits(kinds=(DECODE,), head_dims=(64, 128), capability=(8, 0))
 RING = {
     "block_n": Tunable(16, (16,), numeric=True),

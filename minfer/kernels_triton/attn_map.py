@@ -20,6 +20,7 @@ from minfer.kernels_triton._split import attend_split
 from minfer.kernels_triton._tunables import (
     DECODED,
     FLASH,
+    FLASH_LIMITS,
     HALF,
     HEAD_UNIT,
     RING,
@@ -27,7 +28,7 @@ from minfer.kernels_triton._tunables import (
     ROWS,
     SPLIT,
 )
-from minfer.ops import DECODE, PREFILL, Config, Limits, variant
+from minfer.ops import DECODE, Config, Limits, variant
 
 NAME = "attn_map"
 
@@ -106,7 +107,7 @@ def attn_map_ring(
 
 
 @variant(
-    limits=Limits(kinds=(PREFILL,), head_dim_multiple=HEAD_UNIT, max_group=32),
+    limits=FLASH_LIMITS,
     query=HALF,
     prob=HALF,
     decoded=DECODED,

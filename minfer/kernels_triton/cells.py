@@ -22,6 +22,7 @@ from minfer.kernels_triton._arguments import (
     checked_cells,
     checked_moves,
     checked_turn,
+    planes,
     rows,
     tensor,
 )
@@ -74,11 +75,11 @@ def store_cells_rows(
     check_region(region, fmt)
     cells = checked_cells(region, cells)
     given, n = _checked_rows(region, rows, "rows", len(cells)), region.row_elems
-    width = min(TILE, max(32, triton.next_power_of_2(n)))
+    width = min(TILE, max(int(BLOCK), triton.next_power_of_2(n)))
     if len(cells):
         _store_cells_rows_kernel[(len(cells), triton.cdiv(n, width))](
             given,
-            *_planes(region),
+            *planes(region),
             cells,
             given.stride(0),
             N=n,
@@ -190,7 +191,7 @@ def qkv_rope_store_rows(
     parts = triton.cdiv(n_head, heads) + 2 * triton.cdiv(n_head_kv, heads)
     if n:
         _qkv_rope_store_rows_kernel[(n, parts)](
-            *(q, k, v, *_planes(k_region), *_planes(v_region), at, cells, cos, sin, out),
+            *(q, k, v, *planes(k_region), *planes(v_region), at, cells, cos, sin, out),
             *(x.stride(0) for x in (q, k, v)),
             N_HEAD=n_head,
             N_HEAD_KV=n_head_kv,
@@ -288,43 +289,6 @@ def map_q8_0_cells_rows(
             enable_fp_fusion=False,
         )
     return region
-
-
-@triton.jit
-def _load_cells_kernel(
-    plane, scales, cells, out, N: tl.constexpr, FMT: tl.constexpr, C: tl.constexpr
-):
-    row = tl.program_id(0)
-    element = tl.program_id(1) * C + tl.arange(0, C)
-    mask = element < N
-    x = load_elements(plane, scales, tl.load(cells + row), element, mask, N, FMT)
-    tl.store(out + row.to(tl.int64) * N + element, x, mask=mask)
-
-
-def load_cells(region: Region, cells: Any) -> torch.Tensor:
-    """The rows in cells int32 [n], decoded exactly: f32 [n, n_head_kv, d]."""
-    check_region(region, region.fmt)
-    cells, n = checked_cells(region, cells), region.row_elems
-    shape = (len(cells), region.n_head_kv, region.head_dim)
-    out = torch.empty(shape, dtype=torch.float32, device=cells.device)
-    width = min(TILE, max(int(BLOCK), triton.next_power_of_2(n)))
-    if len(cells):
-        _load_cells_kernel[(len(cells), triton.cdiv(n, width))](
-            *_planes(region),
-            cells,
-            out,
-            N=n,
-            FMT=FORMATS[region.fmt],
-            C=width,
-            num_warps=WARPS,
-            enable_fp_fusion=False,
-        )
-    return out
-
-
-def _planes(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and scales of a region; rows again where there are no scales."""
-    return region.arrays[0], region.arrays[-1]
 
 
 def _heads(head_dim: int) -> tuple[int, int]:

@@ -20,8 +20,7 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
-from minfer.kernels_triton._arguments import ACTIVATIONS as DTYPES
-from minfer.kernels_triton._arguments import product
+from minfer.kernels_triton._arguments import ACTIVATIONS, product
 from minfer.kernels_triton._cell import BLOCK_BYTES
 from minfer.kernels_triton._tile import BLOCK
 from minfer.kernels_triton.matvec import (
@@ -94,7 +93,7 @@ def matmul_tiles(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
         # decoded in a tile it would cost registers, and for sm_100 Triton would make it TF32
         weight = weight.float()
     elif n_out >= WIDE:
-        x = x.to(DTYPES[activations])  # once, instead of in every column of tiles
+        x = x.to(ACTIVATIONS[activations])  # once, instead of in every column of tiles
     _matmul_tiles_kernel[(triton.cdiv(n, tile["ROWS"]), triton.cdiv(n_out, tile["COLUMNS"]))](
         weight,
         x,

@@ -57,11 +57,20 @@ class Limits:
     kinds: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     head_dim_multiple: int = 1
+    max_head_dim_f32: int = 0  # over f32 cells
     max_group: int = 0  # query heads a KV head
     capability: tuple[int, int] | None = None  # of a GPU, at least
 
-    def why_not(self, shape: Shape, capability: tuple[int, int] | None = None) -> str | None:
-        """Why `shape` is not taken, or None if it is. capability: of the GPU, None for none."""
+    def why_not(
+        self,
+        shape: Shape,
+        capability: tuple[int, int] | None = None,
+        fmt: KvFormat | None = None,
+    ) -> str | None:
+        """Why `shape` is not taken, or None if it is.
+
+        capability: of the GPU, None for none. fmt: of the cells, None where it does not matter.
+        """
         if self.capability and (capability is None or capability < self.capability):
             wanted = ".".join(map(str, self.capability))
             here = "none here" if capability is None else ".".join(map(str, capability))
@@ -72,6 +81,9 @@ class Limits:
             return f"head_dim {shape.head_dim} is not one of {list(self.head_dims)}"
         if shape.head_dim % self.head_dim_multiple:
             return f"head_dim {shape.head_dim} is no multiple of {self.head_dim_multiple}"
+        largest = self.max_head_dim_f32
+        if fmt is KvFormat.F32 and 0 < largest < shape.head_dim:
+            return f"takes a head_dim of {largest} at most over f32 cells, not {shape.head_dim}"
         group = shape.n_head // shape.n_head_kv
         if self.max_group and group > self.max_group:
             return f"takes {self.max_group} query heads a KV head, not {group}"

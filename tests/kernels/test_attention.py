@@ -46,7 +46,7 @@ def matrix(of: Sequence[cases.Case], *names: str) -> list[Any]:
         for v in variants(op)
         for fmt in v.formats
         for case in of
-        if case.mode.op == op and case.fits(fmt) and takes(v, case)
+        if case.mode.op == op and case.fits(fmt) and takes(v, case, fmt)
         if (not names or v.name in names) and under_test.affordable(v, case)
     ]
 
@@ -94,6 +94,8 @@ def test_large_scores_stay_within_the_error_of_float32(
 @pytest.mark.parametrize("name", ["rows", "flash"])
 def test_long_heads_lose_no_bits_to_one_long_chain(name: str) -> None:
     variant = find("attn_window", name)
+    if not takes(variant, case_named("prompt-256"), KvFormat.F32):
+        pytest.skip(f"{name} takes no f32 heads of 256 here")
     for seed in range(8):
         case = replace(case_named("prompt-256"), name=f"prompt-256-{seed}")
         inputs = cases.make(case, KvFormat.F32)
@@ -107,7 +109,12 @@ def test_every_case_of_the_matrix_meets_its_default_variant() -> None:
             if not case.fits(fmt):
                 continue
             how: dict[str, Any] = {"device": under_test.device, "fmt": fmt, "shape": case.shape}
-            assert registry.select(case.mode.op, **how).variant.name in meant[case.kind]
+            chosen = registry.select(case.mode.op, **how).variant
+            longest = find(case.mode.op, "flash").limits.max_head_dim_f32
+            if fmt is KvFormat.F32 and case.kind == PREFILL and 0 < longest < case.head_dim:
+                assert chosen.name == "rows"
+            else:
+                assert chosen.name in meant[case.kind]
 
 
 @pytest.mark.parametrize("head_dim", [1, 3, 40, 65])

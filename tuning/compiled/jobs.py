@@ -116,7 +116,7 @@ def _kinds(arch: int, op: str, variant: Variant, fmt: KvFormat, head_dim: int) -
         return []
     kinds = KINDS if op != "matvec" else (DECODE, PREFILL)
     shapes = {kind: Kit(None, fmt, head_dim, kind=kind).shape for kind in kinds}
-    return [k for k in kinds if variant.limits.why_not(shapes[k], _capability(arch)) is None]
+    return [k for k in kinds if variant.limits.why_not(shapes[k], _capability(arch), fmt) is None]
 
 
 def _chosen(
@@ -129,7 +129,7 @@ def _chosen(
         for v in rows
         if v.default and registry.home_file(v.source[0])
         if not OPS[v.op].formats or fmt in v.formats
-        if v.limits.why_not(shape, _capability(arch)) is None
+        if v.limits.why_not(shape, _capability(arch), fmt) is None
     ]
     return taking[-1] if taking else None
 
