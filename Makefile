@@ -80,6 +80,8 @@ test-deep: $(VENV)/.dev
 	  $(BIN)/python -m minfer.testing --examples 2000 --steps 60 --seed $$how || exit $$?; \
 	done
 	@$(call timed,deep,$(BIN)/python -m pytest -m deep)
+	@$(call timed,compiled,$(BIN)/python -m tuning compile --defaults \
+	  --head-dim 16 32 64 80 96 128 256 --mode causal span runs)
 	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest)
 
 lint: $(VENV)/.dev
