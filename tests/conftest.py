@@ -33,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Test modules list the variants of the device as they are imported."""
     under_test.device = config.getoption("--on")
+    why = Device.parse(under_test.device).unavailable()
+    if why is not None:
+        pytest.exit(why, returncode=2)
 
 
 @pytest.fixture(autouse=True)

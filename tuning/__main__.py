@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 
 from minfer.errors import Refusal
-from tuning import figure
-from tuning.bench import command
 from tuning.bench.protocol import ChildFailed
-from tuning.compiled import command as compiled
+
+COMMANDS = {  # name: its module, imported when asked for, and what it does
+    "bench": ("tuning.bench.command", "time the kernels, and peers beside them"),
+    "compile": ("tuning.compiled.command", "compile the CUDA kernels, which takes no GPU"),
+    "figure": ("tuning.figure", "draw a picture of the documentation"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,16 +23,15 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m tuning", description="Measuring minfer.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, module, text in (
-        ("bench", command, "time the kernels, and peers beside them"),
-        ("compile", compiled, "compile the CUDA kernels, which takes no GPU"),
-        ("figure", figure, "draw a picture of the documentation"),
-    ):
-        sub = commands.add_parser(name, help=text)
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
     try:
+        for name, (module, text) in COMMANDS.items():
+            sub = commands.add_parser(name, help=text)
+            if given[:1] == [name]:
+                command = importlib.import_module(module)
+                command.add_arguments(sub)
+                sub.set_defaults(run=command.run)
+        args = parser.parse_args(given)
         return int(args.run(args) or 0)
     except Refusal as refusal:
         print(refusal, file=sys.stderr)

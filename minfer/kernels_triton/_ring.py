@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from minfer.kernels_triton import _gather, _softmax
-from minfer.kernels_triton._arguments import multiprocessors, planes
+from minfer.kernels_triton._arguments import architecture, multiprocessors, planes
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._ring_tile import (
     HEADS,
@@ -34,7 +34,8 @@ from minfer.kernels_triton._ring_tree import join_halves, push
 from minfer.ops import Config
 
 WARPS = 12  # that a multiprocessor holds
-REGISTERS = 168  # a thread may have, so that they fit
+REGISTERS = {80: 168, 90: 168}  # a thread may have, so that they fit, by architecture
+MORE_REGISTERS = 176  # elsewhere, or a few are spilled
 PARTITION = _softmax.PARTITION
 
 query_window = gluon.jit(_gather.query_window.fn)
@@ -211,7 +212,7 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         BN=config["block_n"],
         STAGES=config["stages"],
         num_warps=warps,
-        maxnreg=REGISTERS,
+        maxnreg=REGISTERS.get(architecture(), MORE_REGISTERS),
         enable_fp_fusion=False,
     )
     return _softmax.combine(call, room, 1.0)

@@ -20,7 +20,6 @@ from minfer.cases import (  # noqa: E402
 )
 from minfer.errors import Refusal  # noqa: E402
 from minfer.format import KvFormat, Region  # noqa: E402
-from minfer.kernels_triton import _arguments  # noqa: E402
 from minfer.kernels_triton import cells as kernels  # noqa: E402
 from minfer.kernels_triton._arguments import interpreted  # noqa: E402
 from minfer.kernels_triton._move import launches  # noqa: E402
@@ -397,15 +396,3 @@ def test_a_move_out_of_the_region_is_refused_before_the_first(
 ) -> None:
     region = at_home(any_bytes(KvFormat.F16, 4, 1, 8))
     refused(region, rule, message, kernels.move_cells_rows, region, np.array(moves))
-
-
-def test_a_tensor_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_arguments, "home", lambda: torch.device("cuda", 1))
-
-    class Elsewhere(torch.Tensor):
-        device = torch.device("cuda", 0)
-
-    rows = torch.zeros(2, 8).as_subclass(Elsewhere)
-    with pytest.raises(Refusal, match="rows lies on cuda:0 and kernels run on cuda:1") as caught:
-        _arguments.floats(rows, "rows", 2)
-    assert caught.value.rule == "10"
