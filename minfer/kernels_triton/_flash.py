@@ -228,7 +228,7 @@ def blocks_of(fmt: KvFormat, head_dim: int, arch: int) -> Blocks:
     """Blocks that fit the registers and shared memory of sm_`arch`; those of sm_90 are measured."""
     block_d = triton.next_power_of_2(head_dim)
     if fmt is KvFormat.F32:
-        return Blocks(64 if block_d <= 128 else 16, 32, {16: 4, 128: 16}.get(block_d, 8), 2)
+        return Blocks(64, 32, {16: 4, 128: 16}.get(block_d, 8), 2)
     packed = fmt is KvFormat.Q8_0
     crowded = block_d > 64 and (packed or head_dim != 128)
     if arch // 10 != 9:
