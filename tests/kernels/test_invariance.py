@@ -223,6 +223,8 @@ SIZES = [
     if not (interpreted() and setup[1] == "rows")
     if setup[2] is not KvFormat.Q8_0 or head_dim % BLOCK == 0
     if not (sizes := find("attn_map", setup[1]).limits.head_dims) or head_dim in sizes
+    if setup[2] is not KvFormat.F32
+    or head_dim <= (find("attn_map", setup[1]).limits.max_head_dim_f32 or head_dim)
 ]
 
 
