@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from minfer import window
+from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kernels_triton._arguments import (
     check_pair,
@@ -162,7 +163,7 @@ def _firsts(op: str, positions: Any, array: Any, n_cells: int, width: int) -> An
     return ends - (np.minimum(lengths, width) if width else lengths)
 
 
-def tiles_of(call: Call, tiles: Any) -> torch.Tensor:
+def tiles_of(call: Call, tiles: Any, block_m: int) -> torch.Tensor:
     """Tiles int32 [n, 2] of (first query, count); host ones are refused if they cut wrongly."""
     if not host(tiles):
         given = int32s(tiles, "tiles", 2)
@@ -172,4 +173,11 @@ def tiles_of(call: Call, tiles: Any) -> torch.Tensor:
     attention.check_tile_shape(table.shape)
     if call.host_windows is not None:
         attention.used_tiles(table.astype(np.int64), *call.host_windows)
+    if len(table) and table[:, 1].max() > block_m:
+        most = int(table[:, 1].max())
+        raise Refusal(
+            "2.7",
+            f"a tile of {most} queries is larger than block_m {block_m}; cut it, or give block_m",
+            {"queries": most, "block_m": block_m},
+        )
     return tensor(table, "tiles")

@@ -130,4 +130,4 @@ def attn_window_flash(
     call = prepare(
         NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=HEAD_UNIT
     )
-    return attend_flash(call, tiles_of(call, tiles), config)
+    return attend_flash(call, tiles_of(call, tiles, config["block_m"]), config)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from minfer import cases, reference
+from minfer.errors import Refusal
 from minfer.format import Floats, KvFormat, Region
 from minfer.window import CellSpan, Runs, Span, Window, runs_array, span_array, tiles
 
@@ -61,7 +62,7 @@ def attend(
 ) -> Floats:
     q, k, v, positions, window, cut = inputs.tensors(block_m)
     call = prepare(inputs.op, q, planes(k), planes(v), positions, window, **inputs.scalars)
-    at_home = tiles_of(call, cut)
+    at_home = tiles_of(call, cut, block_m)
     if blocks is None:
         out = _flash.attend_flash(call, at_home, {"block_m": block_m})
     else:
@@ -244,3 +245,14 @@ def test_no_query_gives_no_rows() -> None:
     )  # fmt: skip
     no_tiles = kernels_triton.from_host(np.zeros((0, 2), np.int32))
     assert _flash.attend_flash(call, no_tiles, {"block_m": 32}).shape == (0, 2, 32)
+
+
+def test_a_tile_larger_than_block_m_is_refused() -> None:
+    inputs = cases.make(next(c for c in cases.CASES if c.name == "prompt"), KvFormat.F32)
+    q, k, v, positions, window, _ = inputs.tensors(BLOCK_M)
+    call = prepare(inputs.op, q, planes(k), planes(v), positions, window, **inputs.scalars)
+    whole = np.array([[0, len(q)]], np.int32)
+    assert tiles_of(call, whole, len(q)).tolist() == whole.tolist()
+    with pytest.raises(Refusal, match="70 queries is larger than block_m 64") as caught:
+        tiles_of(call, whole, 64)
+    assert caught.value.rule == "2.7"
