@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minfer.errors import Refusal
 from minfer.format import Bytes, Floats, Int32, KvFormat, Region, cell_bytes
 from minfer.memory import zeroed
+from minfer.ops.cell_arguments import check_bytes, check_fill
 
 LAYOUT = "canonical"
 READS_PACKED_KV = True
@@ -52,12 +52,6 @@ def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> Region:
     return store_cells_rows(region, rows, cells, fmt=region.fmt, config={"threads": 1})
 
 
-def check_fill(fill: float) -> None:
-    """Refuse to fill cells with anything but 0.0 and NaN."""
-    if not (fill == 0 or math.isnan(fill)):
-        raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
-
-
 def compute_capability() -> tuple[int, int] | None:
     """That of the GPU the kernels run on; none here."""
     return None
@@ -90,15 +84,8 @@ def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
     from minfer.kernels_numba._arguments import checked_cells
 
     cells = checked_cells(region, cells)
-    wanted = (len(cells), region.row_bytes)
     rows = np.asarray(rows)
-    if rows.dtype != np.uint8 or rows.shape != wanted:
-        raise Refusal(
-            "3.5",
-            f"bytes of {len(cells)} cells are uint8 {list(wanted)}, not {rows.dtype} "
-            f"{list(rows.shape)}",
-            {"shape": tuple(rows.shape), "wanted": wanted},
-        )
+    check_bytes(region, rows, len(cells))
     region.arrays[0][cells] = rows
     return region
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from minfer import window
 from minfer.format import Floats, Int32, KvFormat, Region
-from minfer.kernels_numba._arguments import check_pair, check_region, floats, int32s
+from minfer.kernels_numba._arguments import check_region, floats, int32s
 from minfer.kernels_numba._cell import head_bytes
 from minfer.kernels_numba._gather import Dims
 from minfer.kernels_numba._ir import address
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._workers import ALONE_PRODUCTS, n_workers
-from minfer.ops import attention
+from minfer.ops import attention, cell_arguments
 from minfer.window import PARTITION, Causal, Span
 
 Int64 = NDArray[np.int64]
@@ -105,7 +105,7 @@ def prepare(
     """
     for region in (k, v):
         check_region(region, fmt)
-    check_pair(k, v)
+    cell_arguments.check_pair(k, v)
     q = floats(q, "q", 3)
     attention.check_query(q.shape, k)
     n_q, head_dim = len(q), k.head_dim

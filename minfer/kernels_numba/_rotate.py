@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from minfer.errors import Refusal
 from minfer.format import Floats, Int32
 from minfer.kernels_numba._arguments import first_outside
 from minfer.kernels_numba._emit import F32, Emitter
 from minfer.kernels_numba._ir import address, intrinsic_of
 from minfer.kernels_numba._jit import kernel
-from minfer.ops import INTERLEAVED, check_pairing
+from minfer.ops import INTERLEAVED, arguments, check_pairing
 
 
 def _rotated(e: Emitter, a: Any, b: Any, c: Any, s: Any) -> tuple[Any, Any]:
@@ -68,18 +67,8 @@ def rotate(heads: Any, cos: Any, sin: Any, interleaved: Any, out: Any) -> None:
 def check_rope(x: Floats, positions: Int32, cos: Floats, sin: Floats, pairing: str) -> bool:
     """Refuse what does not fit; returns whether pairs are interleaved."""
     check_pairing(pairing)
-    if cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[2] or len(positions) != len(x):
-        raise Refusal(
-            "10",
-            f"tables {list(cos.shape)} and {list(sin.shape)} and {len(positions)} positions do "
-            f"not fit rows {list(x.shape)}",
-            {"cos": cos.shape, "sin": sin.shape, "positions": len(positions), "x": x.shape},
-        )
+    arguments.check_rope(x.shape, len(positions), cos.shape, sin.shape)
     bad = first_outside(positions, len(cos))
     if bad >= 0:
-        raise Refusal(
-            "7.5",
-            f"position {positions[bad]} of row {bad} is not in the rope table of {len(cos)}",
-            {"position": int(positions[bad]), "row": int(bad), "n_pos": len(cos)},
-        )
+        arguments.refuse_position(positions[bad], bad, len(cos))
     return pairing == INTERLEAVED

@@ -17,7 +17,6 @@ import numpy as np
 from minfer.errors import Refusal
 from minfer.format import Bytes, Floats, Int32, KvFormat, Region
 from minfer.kernels_numba._arguments import (
-    check_pair,
     check_region,
     checked_cells,
     checked_moves,
@@ -31,7 +30,7 @@ from minfer.kernels_numba._ir import address, move_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rotate import check_rope, rotate
 from minfer.kernels_numba._workers import THREADS, Worker, read, row_threads, run, share
-from minfer.ops import INTERLEAVED, Config, check_pairing, variant
+from minfer.ops import INTERLEAVED, Config, cell_arguments, check_pairing, variant
 
 
 def _store_kernel(fmt: KvFormat) -> Worker:
@@ -130,7 +129,7 @@ def qkv_rope_store_rows(
     Returns the rotated q and both regions, which are the ones given.
     """
     arenas = _writable(k_region, fmt), _writable(v_region, fmt)
-    check_pair(k_region, v_region)
+    cell_arguments.check_pair(k_region, v_region)
     cells = checked_cells(k_region if k_region.n_cells < v_region.n_cells else v_region, cells)
     k = _checked_rows(k_region, k, "k", len(cells))
     v = _checked_rows(v_region, v, "v", len(cells))
@@ -228,11 +227,5 @@ def _writable(region: Region, fmt: KvFormat) -> Bytes:
 
 def _checked_rows(region: Region, rows: Floats, name: str, n: int) -> Floats:
     rows = floats(rows, name, 3)
-    wanted = (n, region.n_head_kv, region.head_dim)
-    if rows.shape != wanted:
-        raise Refusal(
-            "10",
-            f"{name} {list(rows.shape)} for {n} cells of this region must be {list(wanted)}",
-            {"name": name, "shape": rows.shape, "wanted": wanted},
-        )
+    cell_arguments.check_rows(region, name, rows.shape, n)
     return rows

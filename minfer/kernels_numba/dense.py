@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from minfer.errors import Refusal
 from minfer.format import Floats, Int32, KvFormat
 from minfer.kernels_numba._arguments import (
     first_outside,
@@ -25,7 +24,7 @@ from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._rotate import check_rope, rotate
 from minfer.kernels_numba._workers import THREADS, Worker, read, row_threads, run, share
 from minfer.kernels_numba.cells import LOAD_KERNELS
-from minfer.ops import Config, variant
+from minfer.ops import Config, arguments, variant
 
 LOG2E_LOW = float.fromhex("0x1.4ae0c0p-26")  # log2(e) - LOG2E
 LN2 = float.fromhex("0x1.62e430p-1")
@@ -69,12 +68,7 @@ def _rms_norm_rows_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
 def rms_norm_rows(x: Floats, weight: Floats, *, eps: float, config: Config) -> Floats:
     """Each row of x [n, m] over the root of its mean square plus eps, times weight [m]."""
     x, weight = floats(x, "x", 2), read_only(weight, "weight", 1)
-    if weight.shape != x.shape[1:]:
-        raise Refusal(
-            "10",
-            f"a weight of {list(weight.shape)} cannot scale {list(x.shape)}",
-            {"weight": weight.shape, "x": x.shape},
-        )
+    arguments.check_norm(weight.shape, x.shape)
     out = np.empty_like(x)
     args = (x, weight, np.float32(eps), out)
     run(row_threads(x.size, config), _rms_norm_rows_kernel, None, args)
@@ -263,7 +257,7 @@ def add_rows(x: Floats, y: Floats, *, config: Config) -> Floats:
         return np.add(*_same_shape("x", x, "y", y))
     x, row = floats(x, "x", 2), read_only(y, "y", 1)
     if row.shape != x.shape[1:]:
-        raise _shapes_differ("x", x, "y", row)
+        arguments.refuse_shapes("x", x.shape, "y", row.shape)
     return np.add(x, row)
 
 
@@ -280,11 +274,7 @@ def embed_rows(weight: Any, tokens: Int32, *, fmt: KvFormat, config: Config) -> 
     tokens, n_vocab = int32s(tokens, "tokens"), len(matrix)
     bad = first_outside(tokens, n_vocab)
     if bad >= 0:
-        raise Refusal(
-            "7.5",
-            f"token {tokens[bad]} is not in the vocabulary of {n_vocab}",
-            {"token": int(tokens[bad]), "n_vocab": n_vocab},
-        )
+        arguments.refuse_token(tokens[bad], n_vocab)
     rows = np.empty((len(tokens), m), np.float32)
     run(1, LOAD_KERNELS[fmt], None, (matrix.ctypes.data, matrix.shape[1], tokens, rows))
     return rows
@@ -295,14 +285,5 @@ def embed_rows(weight: Any, tokens: Int32, *, fmt: KvFormat, config: Config) -> 
 
 def _same_shape(a_name: str, a: Floats, b_name: str, b: Floats) -> tuple[Floats, Floats]:
     a, b = floats(a, a_name, 2), floats(b, b_name, 2)
-    if a.shape != b.shape:
-        raise _shapes_differ(a_name, a, b_name, b)
+    arguments.check_same_shape(a_name, a.shape, b_name, b.shape)
     return a, b
-
-
-def _shapes_differ(a_name: str, a: Floats, b_name: str, b: Floats) -> Refusal:
-    return Refusal(
-        "10",
-        f"shapes {list(a.shape)} of {a_name} and {list(b.shape)} of {b_name} differ",
-        {a_name: a.shape, b_name: b.shape},
-    )

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from minfer.errors import Refusal
-from minfer.format import BLOCK, Bytes, Floats, KvFormat, cell_bytes
+from minfer.format import Bytes, Floats, KvFormat, cell_bytes
 from minfer.kernels_numba._arguments import floats, owned
 from minfer.kernels_numba._cell import dequantize_row, dot_row, quantize_row
 from minfer.kernels_numba._ir import address
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._workers import THREADS, Worker, read, run, share
-from minfer.ops import Config, variant
+from minfer.ops import Config, cell_arguments, variant
 
 
 @Worker
@@ -34,7 +33,7 @@ def quantize_q8_0_blocks(rows: Floats, *, config: Config) -> Bytes:
     """f32 [n, m] to canonical cells uint8 [n, cell_bytes]; refuses m % 32 != 0."""
     rows = floats(rows, "rows", 2)
     n, m = rows.shape
-    _check_blocks(m)
+    cell_arguments.check_blocks(m)
     cells = np.empty((n, cell_bytes(KvFormat.Q8_0, m)), np.uint8)
     run(config["threads"], _quantize_q8_0_blocks_kernel, None, (rows, cells))
     return cells
@@ -73,34 +72,15 @@ def _dot_q8_0_blocks_kernel(t: Any, n_threads: Any, pointer: Any) -> int:
 def dot_q8_0_blocks(a: Bytes, b: Bytes, *, n: int, config: Config) -> Floats:
     """Row by row product of two sets of cells [rows, cell_bytes]: f32 [rows]."""
     a, b = _checked_cells(a, n), _checked_cells(b, n)
-    if len(a) != len(b):
-        raise Refusal(
-            "10",
-            f"{len(a)} cells cannot be multiplied by {len(b)} row by row",
-            {"a": len(a), "b": len(b)},
-        )
+    cell_arguments.check_pairs_of_cells(len(a), len(b))
     out = np.empty(len(a), np.float32)
     run(config["threads"], _dot_q8_0_blocks_kernel, None, (a, b, n, out))
     return out
 
 
-def _check_blocks(m: int) -> None:
-    if not isinstance(m, (int, np.integer)) or m < 0 or m % BLOCK:
-        raise Refusal(
-            "3.3", f"q8_0 rows of {m!r} elements are not whole blocks of {BLOCK}", {"m": m}
-        )
-
-
 def _checked_cells(cells: Bytes, n: int) -> Bytes:
     """The cells, contiguous and writable, if they are wide enough for n elements."""
-    _check_blocks(n)
-    width, given = cell_bytes(KvFormat.Q8_0, n), np.asarray(cells)
-    if given.dtype != np.uint8 or given.ndim != 2 or given.shape[1] != width:
-        raise Refusal(
-            "3.4",
-            f"q8_0 cells of {n} elements are uint8 [rows, {width}], not "
-            f"{given.dtype} {list(given.shape)}",
-            {"n": n, "width": width, "shape": given.shape},
-        )
+    given = np.asarray(cells)
+    cell_arguments.check_canonical(n, str(given.dtype), given.shape)
     result: Bytes = owned(given)
     return result

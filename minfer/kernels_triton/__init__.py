@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minfer.errors import Refusal
 from minfer.format import BLOCK, BLOCK_BYTES, Bytes, Int32, KvFormat, Region
 from minfer.kernels_triton._arguments import (
     LAYOUT,
@@ -25,6 +24,7 @@ from minfer.kernels_triton._arguments import (
     plane_shapes,
     tensor,
 )
+from minfer.ops.cell_arguments import check_bytes, check_fill
 
 __all__ = ["LAYOUT"]
 
@@ -95,12 +95,6 @@ def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> Region:
     return region
 
 
-def check_fill(fill: float) -> None:
-    """Refuse to fill cells with anything but 0.0 and NaN."""
-    if not (fill == 0 or math.isnan(fill)):
-        raise Refusal("5.10", f"cells are cleared to 0 or NaN, not {fill}", {"fill": fill})
-
-
 def read_cells(region: Region, cells: Int32) -> Bytes:
     """A copy of the cells, canonical: uint8 [n, cell_bytes]."""
     check_region(region, region.fmt)
@@ -122,15 +116,8 @@ def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
     """Put canonical bytes uint8 [n, cell_bytes] into the cells, verbatim; the region, in place."""
     check_region(region, region.fmt)
     index = checked_cells(region, cells).long()
-    wanted = (len(index), region.row_bytes)
     rows = np.asarray(rows)
-    if rows.dtype != np.uint8 or rows.shape != wanted:
-        raise Refusal(
-            "3.5",
-            f"bytes of {len(index)} cells are uint8 {list(wanted)}, not {rows.dtype} "
-            f"{list(rows.shape)}",
-            {"shape": tuple(rows.shape), "wanted": wanted},
-        )
+    check_bytes(region, rows, len(index))
     for plane, part in zip(region.arrays, _as_planes(region, rows), strict=True):
         plane[index] = from_host(part)
     return region

@@ -8,7 +8,7 @@ whoever made them has checked them (contract 7.5).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from triton import knobs
 from triton.runtime import driver
 
 from minfer.errors import Refusal
-from minfer.format import BLOCK, BLOCK_BYTES, KvFormat, Region, cell_bytes
+from minfer.format import KvFormat, Region, cell_bytes
+from minfer.ops import arguments, cell_arguments
 
 LAYOUT = "planes"
 STORED = {KvFormat.F32: torch.float32, KvFormat.F16: torch.float16, KvFormat.Q8_0: torch.uint8}
@@ -36,12 +37,15 @@ def home() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-@cache
 def multiprocessors() -> int:
-    """Of the GPU; a few for the interpreter, so that work is split there too."""
-    if home().type == "cpu":
-        return 2
-    return int(torch.cuda.get_device_properties(home()).multi_processor_count)
+    """Of the current GPU; a few for the interpreter, so that work is split there too."""
+    here = home()
+    return 2 if here.type == "cpu" else _multiprocessors(here)
+
+
+@cache
+def _multiprocessors(gpu: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(gpu).multi_processor_count)
 
 
 def architecture() -> int:
@@ -77,28 +81,24 @@ def tensor(array: Any, name: str) -> torch.Tensor:
 
 def floats(array: Any, name: str, n_dims: int) -> torch.Tensor:
     """float32 of so many dimensions; another type is refused, not cast (contract 4.2)."""
-    return _typed(array, name, n_dims, (torch.float32,)).contiguous()
+    return _float32(array, name, n_dims).contiguous()
 
 
 def rows(array: Any, name: str, n_dims: int) -> torch.Tensor:
-    """`floats` whose last dimensions are contiguous; rows may lie apart (stride 0 of a slice)."""
-    given = _typed(array, name, n_dims, (torch.float32,))
+    """`floats` of which only the rows are contiguous: they may be columns of a wider product."""
+    given = _float32(array, name, n_dims)
     dense = all(
         given.stride(i) == given.stride(i + 1) * given.shape[i + 1] for i in range(1, n_dims - 1)
     )
     return given if dense and given.stride(-1) == 1 else given.contiguous()
 
 
-def _typed(array: Any, name: str, n_dims: int, types: tuple[torch.dtype, ...]) -> torch.Tensor:
+def _float32(array: Any, name: str, n_dims: int) -> torch.Tensor:
     given = tensor(array, name)
-    if given.dtype not in types:
-        raise Refusal(
-            "4.2",
-            f"{name} must be {word(types[0])}, not {word(given.dtype)}; convert before the call",
-            {"name": name, "dtype": word(given.dtype)},
-        )
+    if given.dtype != torch.float32:
+        arguments.refuse_type(name, "float32", word(given.dtype))
     if given.ndim != n_dims:
-        _refuse_dimensions(given.shape, name, n_dims)
+        arguments.refuse_dimensions(given.shape, name, n_dims)
     return given
 
 
@@ -107,33 +107,12 @@ def word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_dimensions(shape: Any, name: str, n_dims: int) -> NoReturn:
-    raise Refusal(
-        "10",
-        f"{name} must have {n_dims} dimensions, not {list(shape)}",
-        {"name": name, "shape": tuple(shape), "n_dims": n_dims},
-    )
-
-
 def host_int32s(array: Any, name: str, n_dims: int | None = 1) -> NDArray[np.int32]:
     """A host array of whole numbers as int32; refuses what int32 cannot hold."""
     array = np.asarray(array)
     if n_dims is not None and array.ndim != n_dims:
-        _refuse_dimensions(array.shape, name, n_dims)
-    if array.dtype.kind not in "iu" and array.size:
-        raise Refusal(
-            "10",
-            f"{name} must be whole numbers (int32), not {array.dtype}",
-            {"name": name, "dtype": str(array.dtype)},
-        )
-    for value in (array.min(), array.max()) if array.size else ():
-        if not -(2**31) <= int(value) < 2**31:
-            raise Refusal(
-                "10",
-                f"{value} in {name} does not fit into int32",
-                {"name": name, "value": int(value)},
-            )
-    return np.ascontiguousarray(array, np.int32)
+        arguments.refuse_dimensions(array.shape, name, n_dims)
+    return np.ascontiguousarray(arguments.narrowed(array, name))
 
 
 def int32s(array: Any, name: str, n_dims: int | None = 1) -> torch.Tensor:
@@ -142,13 +121,9 @@ def int32s(array: Any, name: str, n_dims: int | None = 1) -> torch.Tensor:
         return tensor(host_int32s(array, name, n_dims), name)
     given = _at_home(array, name)
     if given.dtype != torch.int32:
-        raise Refusal(
-            "10",
-            f"{name} must be whole numbers (int32), not {word(given.dtype)}",
-            {"name": name, "dtype": word(given.dtype)},
-        )
+        arguments.refuse_fractions(name, word(given.dtype))
     if n_dims is not None and given.ndim != n_dims:
-        _refuse_dimensions(given.shape, name, n_dims)
+        arguments.refuse_dimensions(given.shape, name, n_dims)
     return given.contiguous()
 
 
@@ -166,35 +141,18 @@ def stored(weight: Any, fmt: KvFormat) -> tuple[torch.Tensor, int]:
     """
     given = tensor(weight, "weight")
     if given.dtype != STORED[fmt]:
-        raise Refusal(
-            "4.2",
-            f"a weight in {fmt} is {word(STORED[fmt])}, not {word(given.dtype)}; convert before "
-            "the call",
-            {"fmt": fmt.value, "dtype": word(given.dtype)},
-        )
+        arguments.refuse_weight_type(fmt, word(STORED[fmt]), word(given.dtype))
     if given.ndim != 2:
-        _refuse_dimensions(given.shape, "weight", 2)
-    if fmt is not KvFormat.Q8_0:
-        return given.contiguous(), given.shape[1]
-    if given.shape[1] % BLOCK_BYTES:
-        raise Refusal(
-            "3.3",
-            f"q8_0 rows of {given.shape[1]} bytes are not whole blocks of {BLOCK_BYTES}",
-            {"shape": tuple(given.shape)},
-        )
-    return blocks(given), given.shape[1] // BLOCK_BYTES * BLOCK
+        arguments.refuse_dimensions(given.shape, "weight", 2)
+    n_in = arguments.n_in_of(given.shape, fmt)
+    return (blocks(given) if fmt is KvFormat.Q8_0 else given.contiguous()), n_in
 
 
 def product(weight: Any, x: Any, fmt: KvFormat) -> tuple[torch.Tensor, torch.Tensor]:
     """`stored` and rows f32 [n, n_in] of the same n_in, which may lie apart."""
     matrix, n_in = stored(weight, fmt)
     x = rows(x, "x", 2)
-    if n_in != x.shape[1]:
-        raise Refusal(
-            "10",
-            f"a {fmt} weight of {len(matrix)} rows of {n_in} cannot multiply rows {list(x.shape)}",
-            {"weight": (len(matrix), n_in), "x": tuple(x.shape)},
-        )
+    arguments.check_product(fmt, len(matrix), n_in, x.shape)
     return matrix, x
 
 
@@ -242,16 +200,6 @@ def planes(region: Region) -> tuple[torch.Tensor, torch.Tensor]:
     return region.arrays[0], region.arrays[-1]
 
 
-def check_pair(k: Region, v: Region) -> None:
-    """Refuse K and V regions of different heads."""
-    if (k.n_head_kv, k.head_dim) != (v.n_head_kv, v.head_dim):
-        raise Refusal(
-            "10",
-            f"K has {k.n_head_kv} heads of {k.head_dim}, V has {v.n_head_kv} of {v.head_dim}",
-            {"k": (k.n_head_kv, k.head_dim), "v": (v.n_head_kv, v.head_dim)},
-        )
-
-
 def checked_cells(region: Region, cells: Any) -> torch.Tensor:
     """The cells as int32 [n]; a host array is refused if one is outside the region."""
     if not host(cells):
@@ -259,35 +207,19 @@ def checked_cells(region: Region, cells: Any) -> torch.Tensor:
     checked = host_int32s(cells, "cells")
     bad = np.flatnonzero((checked < 0) | (checked >= region.n_cells))
     if len(bad):
-        row = int(bad[0])
-        raise Refusal(
-            "2.5",
-            f"cell {checked[row]} of row {row} is outside the region of {region.n_cells} cells",
-            {"cell": int(checked[row]), "row": row, "n_cells": region.n_cells},
-        )
+        cell_arguments.refuse_cell(checked[bad[0]], bad[0], region.n_cells)
     return tensor(checked, "cells")
 
 
 def checked_moves(region: Region, moves: Any) -> NDArray[np.int32]:
     """The moves as int32 [n, 3] on the host, refused if one of them leaves the region."""
     checked = host_int32s(moves if host(moves) else moves.cpu().numpy(), "moves", 2)
-    if checked.shape[1] != 3:
-        raise Refusal(
-            "5.6",
-            f"moves {list(checked.shape)} must be [n, 3]: src, dst and rows of each",
-            {"shape": checked.shape},
-        )
+    cell_arguments.check_moves_shape(checked.shape)
     wide = checked.astype(np.int64)
     beyond = (wide < 0).any(axis=1) | (wide[:, :2].max(axis=1) + wide[:, 2] > region.n_cells)
     if beyond.any():
         bad = int(np.argmax(beyond))
-        src, dst, rows_ = checked[bad].tolist()
-        raise Refusal(
-            "5.6",
-            f"move {bad} of {rows_} rows from cell {src} to {dst} does not lie in the region of "
-            f"{region.n_cells} cells",
-            {"move": bad, "src": src, "dst": dst, "rows": rows_, "n_cells": region.n_cells},
-        )
+        cell_arguments.refuse_move(bad, checked[bad].tolist(), region.n_cells)
     return checked
 
 
@@ -300,18 +232,7 @@ def checked_turn(
         seen, first = np.unique(np.asarray(cells), return_index=True)
         if len(seen) != len(checked):
             row = int(np.setdiff1d(np.arange(len(checked)), first)[0])
-            cell = int(np.asarray(cells)[row])
-            raise Refusal(
-                "5.7",
-                f"cell {cell} of row {row} was named before; a call turns a cell once",
-                {"cell": cell, "row": row},
-            )
+            cell_arguments.refuse_repeated(np.asarray(cells)[row], row)
     cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
-    if cos.shape != sin.shape or len(cos) != 1 or 2 * cos.shape[1] > region.head_dim:
-        raise Refusal(
-            "5.7",
-            f"tables {list(cos.shape)} and {list(sin.shape)} are not one row of the pairs of "
-            f"heads of {region.head_dim}",
-            {"cos": tuple(cos.shape), "sin": tuple(sin.shape), "head_dim": region.head_dim},
-        )
+    cell_arguments.check_turn(cos.shape, sin.shape, region.head_dim)
     return checked, cos, sin

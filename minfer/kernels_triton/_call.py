@@ -16,7 +16,6 @@ from minfer import window
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kernels_triton._arguments import (
-    check_pair,
     check_region,
     floats,
     host,
@@ -26,7 +25,7 @@ from minfer.kernels_triton._arguments import (
     tensor,
 )
 from minfer.kernels_triton._gather import CAUSAL, RUNS, SPAN
-from minfer.ops import attention
+from minfer.ops import attention, cell_arguments
 from minfer.window import PARTITION, Causal, Span, WindowMode
 
 MODES = {
@@ -119,7 +118,7 @@ def prepare(
     """
     for region in (k, v):
         check_region(region, fmt)
-    check_pair(k, v)
+    cell_arguments.check_pair(k, v)
     q = floats(q, "q", 3)
     attention.check_query(tuple(q.shape), k)
     attention.check_head_dim(k.head_dim, fmt, multiple)

@@ -7,10 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.errors import Refusal
 from minfer.kernels_triton._arguments import floats, host, host_int32s, int32s, tensor
 from minfer.ops import INTERLEAVED as INTERLEAVED_PAIRS
-from minfer.ops import check_pairing
+from minfer.ops import arguments, check_pairing
 
 
 @triton.jit
@@ -85,28 +84,12 @@ def checked_rope(
     looked_at = host(positions)
     positions = host_int32s(positions, "positions") if looked_at else int32s(positions, "positions")
     cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
-    if cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[2] or len(positions) != len(x):
-        raise Refusal(
-            "10",
-            f"tables {list(cos.shape)} and {list(sin.shape)} and {len(positions)} positions do "
-            f"not fit rows {list(x.shape)}",
-            {
-                "cos": tuple(cos.shape),
-                "sin": tuple(sin.shape),
-                "positions": len(positions),
-                "x": tuple(x.shape),
-            },
-        )
+    arguments.check_rope(x.shape, len(positions), cos.shape, sin.shape)
     if not looked_at:
         return positions, cos, sin
     bad = np.flatnonzero((positions < 0) | (positions >= len(cos)))
     if len(bad):
-        row = int(bad[0])
-        raise Refusal(
-            "7.5",
-            f"position {positions[row]} of row {row} is not in the rope table of {len(cos)}",
-            {"position": int(positions[row]), "row": row, "n_pos": len(cos)},
-        )
+        arguments.refuse_position(positions[bad[0]], bad[0], len(cos))
     return tensor(positions, "positions"), cos, sin
 
 

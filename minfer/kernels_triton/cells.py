@@ -17,7 +17,6 @@ import triton.language as tl
 from minfer.errors import Refusal
 from minfer.format import KvFormat, Region, refuse_odd_blocks
 from minfer.kernels_triton._arguments import (
-    check_pair,
     check_region,
     checked_cells,
     checked_moves,
@@ -37,7 +36,7 @@ from minfer.kernels_triton._rotate import (
     turn_interleaved,
 )
 from minfer.kernels_triton._tile import BLOCK, FORMATS, Q8_0
-from minfer.ops import Config, check_pairing, variant
+from minfer.ops import Config, cell_arguments, check_pairing, variant
 
 TILE = 512  # elements of a program that stores
 WARPS = 4
@@ -170,7 +169,7 @@ def qkv_rope_store_rows(
     """
     for region in (k_region, v_region):
         check_region(region, fmt)
-    check_pair(k_region, v_region)
+    cell_arguments.check_pair(k_region, v_region)
     n_head_kv, d = k_region.n_head_kv, k_region.head_dim
     refuse_odd_blocks(fmt, d, n_head_kv * d)
     cells = checked_cells(k_region if k_region.n_cells < v_region.n_cells else v_region, cells)
@@ -299,11 +298,5 @@ def _heads(head_dim: int) -> tuple[int, int]:
 
 def _checked_rows(region: Region, given: Any, name: str, n: int) -> torch.Tensor:
     found = rows(given, name, 3)
-    wanted = (n, region.n_head_kv, region.head_dim)
-    if tuple(found.shape) != wanted:
-        raise Refusal(
-            "10",
-            f"{name} {list(found.shape)} for {n} cells of this region must be {list(wanted)}",
-            {"name": name, "shape": tuple(found.shape), "wanted": wanted},
-        )
+    cell_arguments.check_rows(region, name, found.shape, n)
     return found

@@ -16,13 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kernels_triton._arguments import floats, host, host_int32s, int32s, rows, stored, tensor
 from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, ROUND, ROUND_BITS
 from minfer.kernels_triton._rotate import checked_rope, interleaved, load_turned
 from minfer.kernels_triton._tile import BLOCK, FORMATS, Q8_0
-from minfer.ops import Config, variant
+from minfer.ops import Config, arguments, variant
 
 STRIP = 1024  # elements of a row that a program takes
 # exp(-x) = 2**-n * exp(n * ln 2 - x): ln 2 in two parts, the first so short that n times it is
@@ -136,12 +135,7 @@ def _rms_norm_rows_kernel(x, weight, out, x_stride, eps, M: tl.constexpr, BLOCK_
 def rms_norm_rows(x: Any, weight: Any, *, eps: float, config: Config) -> Any:
     """Each row of x [n, m] over the root of its mean square plus eps, times weight [m]."""
     x, weight = rows(x, "x", 2), floats(weight, "weight", 1)
-    if weight.shape != x.shape[1:]:
-        raise Refusal(
-            "10",
-            f"a weight of {list(weight.shape)} cannot scale {list(x.shape)}",
-            {"weight": tuple(weight.shape), "x": tuple(x.shape)},
-        )
+    arguments.check_norm(weight.shape, x.shape)
     n, m = x.shape
     out = torch.empty((n, m), dtype=torch.float32, device=x.device)
     if out.numel():
@@ -298,7 +292,7 @@ def add_rows(x: Any, y: Any, *, config: Config) -> Any:
         return _elements(ADD, *_same_shape("x", x, "y", y))
     x, row = rows(x, "x", 2), floats(y, "y", 1)
     if row.shape != x.shape[1:]:
-        raise _shapes_differ("x", x, "y", row)
+        arguments.refuse_shapes("x", x.shape, "y", row.shape)
     return _elements(ADD, x, row)
 
 
@@ -361,25 +355,11 @@ def _checked_tokens(tokens: Any, n_vocab: int) -> torch.Tensor:
     checked = host_int32s(tokens, "tokens")
     bad = np.flatnonzero((checked < 0) | (checked >= n_vocab))
     if len(bad):
-        token = int(checked[bad[0]])
-        raise Refusal(
-            "7.5",
-            f"token {token} is not in the vocabulary of {n_vocab}",
-            {"token": token, "n_vocab": n_vocab},
-        )
+        arguments.refuse_token(checked[bad[0]], n_vocab)
     return tensor(checked, "tokens")
 
 
 def _same_shape(a_name: str, a: Any, b_name: str, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     a, b = rows(a, a_name, 2), rows(b, b_name, 2)
-    if a.shape != b.shape:
-        raise _shapes_differ(a_name, a, b_name, b)
+    arguments.check_same_shape(a_name, a.shape, b_name, b.shape)
     return a, b
-
-
-def _shapes_differ(a_name: str, a: torch.Tensor, b_name: str, b: torch.Tensor) -> Refusal:
-    return Refusal(
-        "10",
-        f"shapes {list(a.shape)} of {a_name} and {list(b.shape)} of {b_name} differ",
-        {a_name: tuple(a.shape), b_name: tuple(b.shape)},
-    )

@@ -5,18 +5,16 @@ blocks  canonical cells; equal to the numpy oracle to the bit.
 
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from minfer.errors import Refusal
 from minfer.format import BLOCK as BLOCK_ELEMENTS
 from minfer.format import KvFormat, cell_bytes
 from minfer.kernels_triton._arguments import blocks, floats, tensor, word
 from minfer.kernels_triton._cell import load_canonical, store_canonical
 from minfer.kernels_triton._tile import BLOCK
-from minfer.ops import Config, variant
+from minfer.ops import Config, cell_arguments, variant
 
 BLOCKS = 64  # blocks of a program, an even number
 WARPS = 4
@@ -37,7 +35,7 @@ def quantize_q8_0_blocks(rows: Any, *, config: Config) -> torch.Tensor:
     """f32 [n, m] to canonical cells uint8 [n, cell_bytes]; refuses m % 32 != 0."""
     rows = floats(rows, "rows", 2)
     n, m = rows.shape
-    _check_blocks(m)
+    cell_arguments.check_blocks(m)
     width, n_blocks = cell_bytes(KvFormat.Q8_0, m), m // BLOCK_ELEMENTS
     cells = torch.empty((n, width), dtype=torch.uint8, device=rows.device)
     if cells.numel():
@@ -103,12 +101,7 @@ def _dot_q8_0_blocks_kernel(
 def dot_q8_0_blocks(a: Any, b: Any, *, n: int, config: Config) -> torch.Tensor:
     """Row by row product of two sets of cells [rows, cell_bytes]: f32 [rows]."""
     a, b = _checked_cells(a, n), _checked_cells(b, n)
-    if len(a) != len(b):
-        raise Refusal(
-            "10",
-            f"{len(a)} cells cannot be multiplied by {len(b)} row by row",
-            {"a": len(a), "b": len(b)},
-        )
+    cell_arguments.check_pairs_of_cells(len(a), len(b))
     out = torch.zeros(len(a), dtype=torch.float32, device=a.device)
     if a.numel():
         _dot_q8_0_blocks_kernel[(triton.cdiv(len(a), BLOCKS),)](
@@ -130,22 +123,8 @@ def _views(cells: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return cells.view(torch.int8), cells.view(torch.float16)
 
 
-def _check_blocks(m: int) -> None:
-    if not isinstance(m, (int, np.integer)) or m < 0 or m % BLOCK_ELEMENTS:
-        raise Refusal(
-            "3.3", f"q8_0 rows of {m!r} elements are not whole blocks of {BLOCK_ELEMENTS}", {"m": m}
-        )
-
-
 def _checked_cells(cells: Any, n: int) -> torch.Tensor:
     """The cells, contiguous, if they are wide enough for n elements."""
-    _check_blocks(n)
-    width, given = cell_bytes(KvFormat.Q8_0, n), tensor(cells, "cells")
-    if given.dtype != torch.uint8 or given.ndim != 2 or given.shape[1] != width:
-        raise Refusal(
-            "3.4",
-            f"q8_0 cells of {n} elements are uint8 [rows, {width}], not "
-            f"{word(given.dtype)} {list(given.shape)}",
-            {"n": n, "width": width, "shape": tuple(given.shape)},
-        )
+    given = tensor(cells, "cells")
+    cell_arguments.check_canonical(n, word(given.dtype), given.shape)
     return blocks(given)

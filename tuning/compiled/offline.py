@@ -44,7 +44,7 @@ def kernel_package() -> Any:
     import minfer.kernels_triton as package
     import minfer.kernels_triton._arguments as arguments
 
-    arguments.multiprocessors = lambda: MULTIPROCESSORS  # type: ignore[assignment]
+    arguments.multiprocessors = lambda: MULTIPROCESSORS
     return package
 
 
