@@ -227,6 +227,4 @@ def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
     streams = warps * max(1, min(fitting, triton.cdiv(call.most_partitions, warps)))
     largest = triton.next_power_of_2(triton.cdiv(call.most_partitions, streams - 1))
     n_rows = streams * max(1, largest.bit_length() - 1)
-    shape = (call.n_q, call.n_head, n_rows)
-    states, accs = call.q.new_empty((*shape, 2)), call.q.new_empty((*shape, call.head_dim))
-    return _softmax.Partials(states, accs, n_rows, streams, shared=False)
+    return _softmax.Partials.of(call, n_rows, streams, shared=False)

@@ -213,16 +213,20 @@ class Partials(NamedTuple):
     n_splits: int
     shared: bool  # whether a program takes several groups in a row, by `share_size`
 
+    @classmethod
+    def of(cls, call: Call, n_groups: int, n_splits: int, *, shared: bool) -> Partials:
+        """Room for n_groups a query head of a call."""
+        shape = (call.n_q, call.n_head, n_groups)
+        states, accs = call.q.new_empty((*shape, 2)), call.q.new_empty((*shape, call.head_dim))
+        return cls(states, accs, n_groups, n_splits, shared)
+
 
 def partials(call: Call, n_splits: int) -> Partials:
     """Room for a call whose queries are each shared out to n_splits programs."""
     # groups are smaller only where a program has few partitions: see `share_size`
     n_groups = max(64 * n_splits, call.most_partitions // LARGEST.value) + 2
     n_groups = min(n_groups, call.most_partitions)
-    shape = (call.n_q, call.n_head, n_groups)
-    states = torch.empty((*shape, 2), dtype=torch.float32, device=call.q.device)
-    accs = torch.empty((*shape, call.head_dim), dtype=torch.float32, device=call.q.device)
-    return Partials(states, accs, n_groups, n_splits, shared=True)
+    return Partials.of(call, n_groups, n_splits, shared=True)
 
 
 def splits(call: Call, waves: int) -> int:

@@ -30,9 +30,9 @@ from minfer.kernels_triton.matvec import (
     load_block_codes,
     load_block_scales,
     matvec_blocks,
+    operands,
     product_type,
     quantized,
-    steady,
 )
 from minfer.ops import Config, variant
 
@@ -81,10 +81,8 @@ def _tile_of(weight: torch.Tensor, activations: str) -> dict[str, int]:
 @variant(formats=(KvFormat.F32, KvFormat.F16), space={"activations": ROUNDED})
 def matmul_tiles(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     """x [n, n_in] @ weight.T, weight float32 or float16 [n_out, n_in]: f32 [n, n_out]."""
-    weight, x = product(weight, x, fmt)
-    x = steady(x)
+    weight, x, out = operands(weight, x, fmt)
     (n, n_in), n_out = x.shape, len(weight)
-    out = torch.empty((n, n_out), dtype=torch.float32, device=x.device)
     if not out.numel():
         return out
     activations = config["activations"]

@@ -55,6 +55,13 @@ def product_type(activations: str) -> Any:
     return TYPES[activations]
 
 
+def operands(weight: Any, x: Any, fmt: KvFormat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A checked weight, `steady` rows, and room for their product, float32 [n, n_out]."""
+    weight, x = product(weight, x, fmt)
+    x = steady(x)
+    return weight, x, x.new_empty((len(x), len(weight)))
+
+
 # -- lanes ----------------------------------------------------------------------------------------
 
 
@@ -141,10 +148,8 @@ def _matvec_tile_kernel(
 @variant(formats=(KvFormat.F32, KvFormat.F16), space={"activations": ROUNDED})
 def matvec_lanes(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
     """x [n, n_in] @ weight.T, weight float32 or float16 [n_out, n_in]: f32 [n, n_out]."""
-    weight, x = product(weight, x, fmt)
-    x = steady(x)
+    weight, x, out = operands(weight, x, fmt)
     (n, n_in), n_out = x.shape, len(weight)
-    out = torch.empty((n, n_out), dtype=torch.float32, device=x.device)
     if not out.numel():
         return out
     args = (weight, x, out, n, n_in, n_out, x.stride(0))
