@@ -23,45 +23,8 @@ from minfer.kernels_triton._arguments import architecture, planes
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import RUNS, cell_of, own_cell, query_window
 from minfer.kernels_triton._softmax import no_keys
-from minfer.kernels_triton._tile import BLOCK, F32, FORMATS, Q8_0
+from minfer.kernels_triton._tile import F32, FORMATS, load_rows
 from minfer.ops import Config
-
-
-@triton.jit
-def _head_rows(
-    rows,  # float32 or float16 [n_cells, STRIDE], or int8 codes
-    scales,  # float16 [n_cells, SCALES] of q8_0, else unused
-    head,
-    base,  # cell that `cells` count from
-    cells,  # int [n]
-    seen,  # bool [n]; the others are loaded as 0
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SCALES: tl.constexpr,
-    FMT: tl.constexpr,
-    WHOLE: tl.constexpr,  # all are seen
-):
-    """One head of the cells, [n, BLOCK_D]: float32 of f32 cells, else float16; 0 past D."""
-    rows, scales = rows + base * STRIDE + head * D, scales + base * SCALES + head * (D // BLOCK)
-    d = tl.arange(0, BLOCK_D)
-    at = cells[:, None] * STRIDE + d[None, :]
-    # strides are constants: a thread's addresses differ by constants and cost no arithmetic
-    if WHOLE and D == BLOCK_D:
-        loaded = tl.load(rows + at)
-    else:
-        loaded = tl.load(rows + at, mask=seen[:, None] & (d < D)[None, :], other=0)
-    if FMT == Q8_0:
-        block = tl.arange(0, BLOCK_D // BLOCK)
-        at_scale = cells[:, None] * SCALES + block[None, :]
-        if WHOLE and D == BLOCK_D:
-            scale = tl.load(scales + at_scale)
-        else:
-            held = seen[:, None] & (block < D // BLOCK)[None, :]
-            scale = tl.load(scales + at_scale, mask=held, other=0.0)
-        codes = tl.reshape(loaded.to(tl.float16), [cells.shape[0], BLOCK_D // BLOCK, BLOCK])
-        loaded = tl.reshape(codes * scale[:, :, None], [cells.shape[0], BLOCK_D])
-    return loaded
 
 
 @triton.jit
@@ -173,8 +136,8 @@ def _attend_flash_kernel(
     at = (row // GROUP * (N_HEAD_KV * GROUP) + row % GROUP)[:, None] * D + d[None, :]
     used = (row < n * GROUP)[:, None] & (d < D)[None, :]
     q_tile = tl.load(q + start + at, mask=used, other=0.0)
-    if FMT != F32:
-        q_tile = q_tile.to(tl.float16)
+    TYPE: tl.constexpr = tl.float32 if FMT == F32 else tl.float16
+    q_tile, every = q_tile.to(TYPE), key >= 0
 
     m, l, acc = no_keys(ROWS, BLOCK_D)
     done, n_tiles = first // BLOCK_N, last // BLOCK_N + 1
@@ -189,11 +152,11 @@ def _attend_flash_kernel(
                 early = _early_cells(window, query, pos, width, j, seen, MODE)
                 cells = tl.where(j < begin, early, cells)
             cells = cells.to(tl.int64)
-            k_tile = _head_rows(
-                k, k_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False
+            k_tile = load_rows(
+                k, k_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, TYPE
             )
-            v_tile = _head_rows(
-                v, v_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, False
+            v_tile = load_rows(
+                v, v_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, TYPE
             )
             scores = _scores(q_tile, k_tile, FMT)
             mine = (j[None, :] >= begins[:, None]) & (j[None, :] <= ends[:, None])
@@ -202,11 +165,11 @@ def _attend_flash_kernel(
         origin = cell_of(whole * BLOCK_N, e0, e1, e2, b0, b1, b2, b3, MODE)
         for t in tl.range(whole, after, num_stages=STAGES):
             cell = (origin + (t - whole) * BLOCK_N).to(tl.int64)
-            k_tile = _head_rows(
-                k, k_scales, head, cell, key, key >= 0, D, BLOCK_D, STRIDE, SCALES, FMT, True
+            k_tile = load_rows(
+                k, k_scales, head, cell, key, every, D, BLOCK_D, STRIDE, SCALES, FMT, TYPE, True
             )
-            v_tile = _head_rows(
-                v, v_scales, head, cell, key, key >= 0, D, BLOCK_D, STRIDE, SCALES, FMT, True
+            v_tile = load_rows(
+                v, v_scales, head, cell, key, every, D, BLOCK_D, STRIDE, SCALES, FMT, TYPE, True
             )
             m, l, acc = _add_keys(m, l, acc, _scores(q_tile, k_tile, FMT), v_tile, factor, FMT)
         done = after

@@ -203,7 +203,7 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         call.width,
         call.factor,
         n_split,
-        room.n_groups,
+        room.n_rows,
         HKV=call.n_head_kv,
         GROUP=call.group,
         D=call.head_dim,
@@ -215,7 +215,7 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         maxnreg=REGISTERS.get(architecture(), MORE_REGISTERS),
         enable_fp_fusion=False,
     )
-    return _softmax.combine(call, room, 1.0)
+    return _softmax.combine(call, room, call.empty_out(), 1.0)
 
 
 def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
@@ -226,5 +226,5 @@ def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
     fitting = waves * WARPS * multiprocessors() // (call.n_q * heads * warps)
     streams = warps * max(1, min(fitting, triton.cdiv(call.most_partitions, warps)))
     largest = triton.next_power_of_2(triton.cdiv(call.most_partitions, streams - 1))
-    n_rows = streams * max(1, largest.bit_length() - 1)
-    return _softmax.Partials.of(call, n_rows, streams, shared=False)
+    n_waiting = streams * max(0, largest.bit_length() - 2)
+    return _softmax.Partials.of(call, streams, n_waiting, streams, shared=False)

@@ -30,12 +30,12 @@ def _attn_rows_kernel(
     out,  # float32 [n_q, n_head, d]
     n_head,
     n_head_kv,
-    row_stride,
-    scale_stride,
     width,
     factor,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     FMT: tl.constexpr,
     MODE: tl.constexpr,
@@ -52,12 +52,12 @@ def _attn_rows_kernel(
     for index in range(first // BLOCK_N * BLOCK_N, pos + 1, BLOCK_N):
         keys = index + tl.arange(0, BLOCK_N)
         seen = (keys >= first) & (keys <= pos)
-        cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE)
+        cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE).to(tl.int64)
         k_tile = load_rows(
-            k, k_scales, cells, seen, head, row_stride, scale_stride, D, BLOCK_D, FMT, tl.float32
+            k, k_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, tl.float32
         )
         v_tile = load_rows(
-            v, v_scales, cells, seen, head, row_stride, scale_stride, D, BLOCK_D, FMT, tl.float32
+            v, v_scales, head, 0, cells, seen, D, BLOCK_D, STRIDE, SCALES, FMT, tl.float32
         )
         s = tl.where(seen, tl.sum(k_tile * q_row[None, :], axis=1), float("-inf"))
         top = tl.maximum(m, tl.max(s, axis=0))
@@ -72,7 +72,7 @@ def _attn_rows_kernel(
 
 def attend_rows(call: Call, config: Config) -> torch.Tensor:
     """Run `rows` on a checked call."""
-    out = call.empty_out()
+    out, (stride, scale_stride) = call.empty_out(), call.strides
     if call.n_q:
         _attn_rows_kernel[(call.n_q * call.n_head,)](
             call.q,
@@ -83,11 +83,12 @@ def attend_rows(call: Call, config: Config) -> torch.Tensor:
             out,
             call.n_head,
             call.n_head_kv,
-            *call.strides,
             call.width,
             call.factor,
             D=call.head_dim,
             BLOCK_D=triton.next_power_of_2(call.head_dim),
+            STRIDE=stride,
+            SCALES=scale_stride,
             BLOCK_N=config["block_n"],
             FMT=FORMATS[call.fmt],
             MODE=call.mode,

@@ -21,9 +21,11 @@ from minfer.window import PARTITION as PARTITION_KEYS
 
 PARTITION = tl.constexpr(PARTITION_KEYS)
 UNLIMITED = tl.constexpr(1 << 22)  # partitions
-LARGEST = tl.constexpr(4)  # partitions of a group, where a program takes several groups
-FEW = 8  # groups of most queries of a large batch
-LEVELS = 16  # of the tree above chunks
+CHUNK_LEVELS = 16  # of the tree above chunks
+LEAST_CHUNK = 8
+ELEMENTS = 1024  # of a chunk, a warp
+LEVELS = tl.constexpr(4)  # of the tree that a program keeps in registers
+TREE_LEVELS = tl.constexpr(20)  # above them, up to 2**31 keys
 
 
 @triton.jit
@@ -40,21 +42,32 @@ def no_keys(ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def store_state(states, accs, at, m, l, acc, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Put the states of rows [r] of which `held` are real at `at` int64 [r] of a `Partials`."""
-    tl.store(states + 2 * at, m, mask=held)
-    tl.store(states + 2 * at + 1, l, mask=held)
+def store_state(states, accs, at, state, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Put the state of rows [r] of which `held` are real at `at` int64 [r] of a `Partials`."""
+    tl.store(states + 2 * at, state[0], mask=held)
+    tl.store(states + 2 * at + 1, state[1], mask=held)
     d = tl.arange(0, BLOCK_D)
     mask = held[:, None] & (d < D)[None, :]
-    tl.store(accs + at[:, None] * D + d[None, :], acc, mask=mask)
+    tl.store(accs + at[:, None] * D + d[None, :], state[2], mask=mask)
 
 
 @triton.jit
-def join(m_a, l_a, acc_a, m_b, l_b, acc_b, factor):
-    """The state of both; m and l [rows], acc [rows, d]."""
-    m = tl.maximum(m_a, m_b)
-    w_a, w_b = weight(m_a, m, factor), weight(m_b, m, factor)
-    return m, l_a * w_a + l_b * w_b, acc_a * w_a[:, None] + acc_b * w_b[:, None]
+def load_state(states, accs, at, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """What `store_state` put there; states of no keys where not `held`."""
+    m = tl.load(states + 2 * at, mask=held, other=float("-inf"))
+    l = tl.load(states + 2 * at + 1, mask=held, other=0.0)
+    d = tl.arange(0, BLOCK_D)
+    mask = held[:, None] & (d < D)[None, :]
+    return m, l, tl.load(accs + at[:, None] * D + d[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_answer(out, rows, state, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Put acc / l of a state into the `rows` int64 [r] that are `held`; out float32 [.., D]."""
+    d = tl.arange(0, BLOCK_D)
+    # adding +0 leaves no negative zero, which masked keys could flip
+    answer = state[2] / state[1][:, None] + 0.0
+    tl.store(out + rows[:, None] * D + d[None, :], answer, mask=held[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -68,17 +81,97 @@ def group_size(p_first, p_last, n_splits, LARGEST: tl.constexpr):
 
 @triton.jit
 def share_size(p_first, p_last, n_splits):
-    """Partitions of a group, and groups of a program, where each takes several in a row.
+    """log2 of the partitions of a group, and groups of a program, which takes several in a row.
 
     The largest groups with which the longest program is at most an eighth longer than it must be.
     """
-    least = (p_last - p_first) // n_splits + 1
-    size = p_first * 0 + LARGEST
-    share = (p_last // size - p_first // size) // n_splits + 1
-    while (size > 1) & (8 * share * size > 9 * least):
-        size = size // 2
-        share = (p_last // size - p_first // size) // n_splits + 1
-    return size, share
+    n = p_last - p_first + 1
+    least = (n - 1) // n_splits + 1
+    level = p_first * 0
+    while (level < LEVELS) & ((n_splits == 1) | (1 << level < least)):
+        level += 1
+    share = ((p_last >> level) - (p_first >> level)) // n_splits + 1
+    while 8 * tl.minimum(share << level, n) > 9 * least:
+        level -= 1
+        share = ((p_last >> level) - (p_first >> level)) // n_splits + 1
+    return level, share
+
+
+@triton.jit
+def join(a, b, factor):
+    """The state of both: m, l [rows] and acc [rows, d]."""
+    m = tl.maximum(a[0], b[0])
+    w_a, w_b = weight(a[0], m, factor), weight(b[0], m, factor)
+    return m, a[1] * w_a + b[1] * w_b, a[2] * w_a[:, None] + b[2] * w_b[:, None]
+
+
+@triton.jit
+def add_leaf(s0, s1, s2, s3, leaf, index, factor, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Join leaf `index` with subtrees to its left, as a binary counter counts.
+
+    s0, s1, s2: a subtree of 1, 2, 4 leaves that waits for its right neighbour. s3: one of 8, joined
+    with the next. Returns all four.
+    """
+    if index % 2 == 0:
+        s0 = leaf
+    else:
+        pair = join(s0, leaf, factor)
+        s0 = no_keys(ROWS, BLOCK_D)
+        if index // 2 % 2 == 0:
+            s1 = pair
+        else:
+            four = join(s1, pair, factor)
+            s1 = no_keys(ROWS, BLOCK_D)
+            if index // 4 % 2 == 0:
+                s2 = four
+            else:
+                s3 = join(s3, join(s2, four, factor), factor)
+                s2 = no_keys(ROWS, BLOCK_D)
+    return s0, s1, s2, s3
+
+
+@triton.jit
+def join_all(s0, s1, s2, s3, factor):
+    """The state of all subtrees of `add_leaf`."""
+    return join(s3, join(s2, join(s1, s0, factor), factor), factor)
+
+
+@triton.jit
+def _join_left(state, n_waits, index, last, begin, states, accs, waiting, held, factor,
+               D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """Join leaf `index` of those from `begin` on with the subtrees to its left that it completes.
+
+    The last one completes all. n_waits subtrees lie in rows `waiting` int64 [rows] and after, the
+    nearest last. Returns a state, and how many still wait.
+    """
+    tl.debug_barrier()  # other threads may have stored what is loaded
+    for level in range(TREE_LEVELS):
+        ends = (index + 1) % (1 << level) == 0
+        if ((index >> level) % 2 == 1) & (ends | last) & (index >> level << level > begin):
+            n_waits -= 1
+            left = load_state(states, accs, waiting + n_waits, held, D, BLOCK_D)
+            state = join(left, state, factor)
+    return state, n_waits
+
+
+@triton.jit
+def join_groups(whole, first, last, states, accs, at, waiting, held, factor,
+                D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """The state of group `last` joined with those from group `first` on, which lie in rows `at`.
+
+    at, waiting: int64 [rows]; room for what waits lies in rows `waiting` and after.
+    """
+    n_waits = first * 0
+    for g in range(first, last):
+        tl.debug_barrier()
+        state = load_state(states, accs, at + g - first, held, D, BLOCK_D)
+        state, n_waits = _join_left(state, n_waits, g, False, first, states, accs, waiting, held,
+                                    factor, D, BLOCK_D)  # fmt: skip
+        store_state(states, accs, waiting + n_waits, state, held, D, BLOCK_D)
+        n_waits += 1
+    whole, n_waits = _join_left(whole, n_waits, last, True, first, states, accs, waiting, held,
+                                factor, D, BLOCK_D)  # fmt: skip
+    return whole
 
 
 @triton.jit
@@ -120,13 +213,13 @@ def _chunk(states, accs, chunk, begin, end, d, factor, D: tl.constexpr, BLOCK_D:
 
 @triton.jit
 def _combine_kernel(
-    states,  # float32 [n_q, n_head, n_groups, 2]
-    accs,  # float32 [n_q, n_head, n_groups, d]
+    states,  # float32 [n_q, n_head, n_rows, 2]
+    accs,  # float32 [n_q, n_head, n_rows, d]
     window,
     positions,
     out,  # float32 [n_q, n_head, d]
     n_head,
-    n_groups,
+    n_rows,
     n_splits,
     width,
     factor,
@@ -134,10 +227,9 @@ def _combine_kernel(
     BLOCK_D: tl.constexpr,
     MODE: tl.constexpr,
     SHARED: tl.constexpr,
-    FEW: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
-    LEVELS: tl.constexpr,
+    CHUNK_LEVELS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Join the groups of one (query, head), for BLOCK_D elements, and divide.
@@ -151,25 +243,23 @@ def _combine_kernel(
     pos = tl.load(positions + query)
     first, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query, pos, width, MODE)
     if SHARED:
-        size, _ = share_size(first // PARTITION, pos // PARTITION, n_splits)
+        level, _ = share_size(first // PARTITION, pos // PARTITION, n_splits)
+        size = 1 << level
     else:
         size = group_size(first // PARTITION, pos // PARTITION, n_splits, UNLIMITED)
     begin, end = first // PARTITION // size, pos // PARTITION // size + 1
-    base = row.to(tl.int64) * n_groups
+    base = row.to(tl.int64) * n_rows
     states, accs = states + 2 * base, accs + D * base
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     chunk, last = begin // CHUNK, (end - 1) // CHUNK
     if PDL:
         tl.extra.cuda.gdc_wait()  # launched early; now the partials are there
-    if begin // FEW == (end - 1) // FEW:
-        m, l, acc = _chunk(states, accs, begin // FEW, begin, end, d, factor, D, BLOCK_D, FEW, 4)
-    else:
-        m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
+    m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
     if chunk != last:
-        level_of = tl.arange(0, LEVELS)[:, None] + tl.zeros_like(d)[None, :]
-        waiting_m = tl.full([LEVELS, BLOCK_D], float("-inf"), tl.float32)
-        waiting_l = tl.zeros([LEVELS, BLOCK_D], tl.float32)
-        waiting_acc = tl.zeros([LEVELS, BLOCK_D], tl.float32)
+        level_of = tl.arange(0, CHUNK_LEVELS)[:, None] + tl.zeros_like(d)[None, :]
+        waiting_m = tl.full([CHUNK_LEVELS, BLOCK_D], float("-inf"), tl.float32)
+        waiting_l = tl.zeros([CHUNK_LEVELS, BLOCK_D], tl.float32)
+        waiting_acc = tl.zeros([CHUNK_LEVELS, BLOCK_D], tl.float32)
         while chunk <= last:
             level, rest = chunk * 0, chunk
             while (rest % 2 == 1) | ((chunk == last) & (rest > 0)):
@@ -205,53 +295,63 @@ def overlaps() -> bool:
 
 
 class Partials(NamedTuple):
-    """Room for the states of all groups, and how many groups a query has at most."""
+    """Room for states, first those of groups, then those that wait inside of one.
 
-    states: torch.Tensor  # float32 [n_q, n_head, n_groups, 2]
-    accs: torch.Tensor  # float32 [n_q, n_head, n_groups, d]
+    n_groups: a query has at most. shared: a program takes several in a row, by `share_size`.
+    """
+
+    states: torch.Tensor  # float32 [n_q, n_head, n_rows, 2]
+    accs: torch.Tensor  # float32 [n_q, n_head, n_rows, d]
     n_groups: int
     n_splits: int
-    shared: bool  # whether a program takes several groups in a row, by `share_size`
+    shared: bool
+
+    @property
+    def n_rows(self) -> int:
+        return self.states.shape[2]
 
     @classmethod
-    def of(cls, call: Call, n_groups: int, n_splits: int, *, shared: bool) -> Partials:
-        """Room for n_groups a query head of a call."""
-        shape = (call.n_q, call.n_head, n_groups)
+    def of(
+        cls, call: Call, n_groups: int, n_waiting: int, n_splits: int, *, shared: bool
+    ) -> Partials:
+        """Room for so many groups and waiting states a query head of a call."""
+        shape = (call.n_q, call.n_head, n_groups + n_waiting)
         states, accs = call.q.new_empty((*shape, 2)), call.q.new_empty((*shape, call.head_dim))
         return cls(states, accs, n_groups, n_splits, shared)
 
 
 def partials(call: Call, n_splits: int) -> Partials:
     """Room for a call whose queries are each shared out to n_splits programs."""
-    # groups are smaller only where a program has few partitions: see `share_size`
-    n_groups = max(64 * n_splits, call.most_partitions // LARGEST.value) + 2
+    # a program takes 36 groups at most, or they are the largest: see `share_size`
+    n_groups = max(36 * n_splits, (call.most_partitions >> LEVELS.value) + 2)
     n_groups = min(n_groups, call.most_partitions)
-    return Partials.of(call, n_groups, n_splits, shared=True)
+    n_waiting = n_groups.bit_length() if n_splits == 1 else 0
+    return Partials.of(call, n_groups, n_waiting, n_splits, shared=True)
 
 
-def splits(call: Call, waves: int) -> int:
-    """Programs a (query, KV head), so that they all run at once, `waves` times.
+def splits(call: Call, programs: int, waves: int) -> int:
+    """Programs a (query, KV head), so that all run at once, `waves` times.
 
-    A free choice: partials join in the same tree whatever it is.
+    programs: that a multiprocessor holds. A free choice: partials join in the same tree whatever
+    it is.
     """
-    fitting = waves * (2 if call.head_dim > 64 else 3)
-    wanted = fitting * multiprocessors() // max(1, call.n_q * call.n_head_kv)
-    return max(1, min(wanted, call.most_partitions))
+    pairs, wanted = max(1, call.n_q * call.n_head_kv), waves * programs * multiprocessors()
+    if waves == 1 and 8 * pairs >= 7 * multiprocessors():
+        return 1  # one a multiprocessor reads as fast, and needs no second launch
+    return max(1, min(wanted // pairs, call.most_partitions))
 
 
-def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
-    """Join the partials of every (query, head): float32 [n_q, n_head, d].
+def combine(call: Call, given: Partials, out: torch.Tensor, factor: float) -> torch.Tensor:
+    """Join the partials of every (query, head) into `out`, float32 [n_q, n_head, d].
 
     factor: of differences of the m that are in `given`.
     """
-    out = call.empty_out()
     rows, block_d = call.n_q * call.n_head, triton.next_power_of_2(call.head_dim)
-    chunk: int = max(FEW, triton.next_power_of_2(given.n_groups))
-    if rows * block_d <= 256 * multiprocessors():  # few programs: small ones, many groups at once
-        chunk, block_d = min(chunk, 128), min(block_d, 32)
-        warps, lanes = max(1, chunk // 32), 4 * max(1, chunk // 32)
-    else:
-        chunk, block_d, warps, lanes = min(chunk, 32), min(block_d, 128), 4, 4
+    # as many groups as most queries have, and more programs where there are few
+    most_groups, most_d = (128, 32) if rows * block_d <= 256 * multiprocessors() else (32, 128)
+    chunk = min(max(LEAST_CHUNK, triton.next_power_of_2(given.n_splits)), most_groups)
+    block_d = min(block_d, most_d)
+    warps = max(1, chunk * block_d // ELEMENTS)
     _combine_kernel[(rows, triton.cdiv(call.head_dim, block_d))](
         given.states,
         given.accs,
@@ -259,7 +359,7 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         call.positions,
         out,
         call.n_head,
-        given.n_groups,
+        given.n_rows,
         given.n_splits,
         call.width,
         factor,
@@ -267,10 +367,9 @@ def combine(call: Call, given: Partials, factor: float) -> torch.Tensor:
         BLOCK_D=block_d,
         MODE=call.mode,
         SHARED=given.shared,
-        FEW=FEW,
         CHUNK=chunk,
-        LANES=lanes,  # a warp's tile is 4 rows of 8 lanes of 4 elements, or one of 32
-        LEVELS=LEVELS,
+        LANES=warps * max(1, 128 // block_d),  # a warp holds 4 elements a lane
+        CHUNK_LEVELS=CHUNK_LEVELS,
         PDL=overlaps(),
         num_warps=warps,
         **({"launch_pdl": True} if overlaps() else {}),

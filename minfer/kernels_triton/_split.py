@@ -2,28 +2,34 @@
 
 A program takes one KV head of one query, with all the query heads that read it, and some groups of
 partitions in a row. Inside a partition it sweeps key tiles with an online softmax; partitions join
-in the tree of `_softmax`, its last levels in a second launch.
+in the tree of `_softmax`. Where several programs share a query's keys, a second launch joins their
+groups; a program that has them all writes the answer itself.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
-from minfer.kernels_triton._arguments import planes
+from minfer.kernels_triton._arguments import architecture, planes
 from minfer.kernels_triton._call import Call
-from minfer.kernels_triton._gather import cell_of, query_window
+from minfer.kernels_triton._gather import RUNS, cell_of, query_window
 from minfer.kernels_triton._softmax import (
     PARTITION,
+    add_leaf,
     combine,
-    join,
+    join_all,
+    join_groups,
     no_keys,
     overlaps,
     partials,
     share_size,
     splits,
+    store_answer,
     store_state,
     weight,
 )
@@ -42,8 +48,9 @@ def _query_tile(q, rows, held, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def _key_tile(m, l, acc, q, k, v, seen, factor):
+def _add_tile(state, q, k, v, seen, factor):
     """One online-softmax step: rows [r] against keys [n] of which `seen` [n] are seen."""
+    m, l, acc = state
     EXACT: tl.constexpr = q.dtype == tl.float32
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"  # of f16 operands it means nothing
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -59,92 +66,119 @@ def _key_tile(m, l, acc, q, k, v, seen, factor):
 @triton.jit
 def _attn_split_kernel(
     q,  # float32 [n_q, n_head, d]
-    k,
-    k_scales,
+    k,  # [n_cells, STRIDE]
+    k_scales,  # float16 [n_cells, SCALES] of q8_0
     v,
     v_scales,
     window,
     positions,
-    states,  # float32 [n_q, n_head, n_groups, 2]
-    accs,  # float32 [n_q, n_head, n_groups, d]
-    n_head_kv,
-    row_stride,
-    scale_stride,
+    states,  # float32 [n_q, n_head, n_rows, 2]
+    accs,  # float32 [n_q, n_head, n_rows, d]
+    out,  # float32 [n_q, n_head, d]
+    n_rows,
     n_groups,
     n_splits,
     width,
     factor,
+    N_HEAD_KV: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     FMT: tl.constexpr,
     TYPE: tl.constexpr,
     MODE: tl.constexpr,
+    ALONE: tl.constexpr,  # there is one program a query and KV head
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()  # `combine` waits for the end of this by itself
     # neighbours read other heads of the same cells: lines of scales are fetched once
-    query, head = tl.program_id(0) // n_head_kv, tl.program_id(0) % n_head_kv
+    query, head = tl.program_id(0) // N_HEAD_KV, tl.program_id(0) % N_HEAD_KV
     pos = tl.load(positions + query)
     first, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
-    p_first, p_last = first // PARTITION, pos // PARTITION
-    size, share = share_size(p_first, p_last, n_splits)
-    begin = p_first // size
-    group = begin + tl.program_id(1) * share
-    r = tl.arange(0, ROWS)
-    q_rows = (query * n_head_kv * GROUP + head * GROUP + r).to(tl.int64)
-    q_tile = _query_tile(q, q_rows, r < GROUP, D, BLOCK_D).to(TYPE)
-    # s0: a partition that waits for its right neighbour; s1: the pair before it
-    m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
-    m1, l1, acc1 = no_keys(ROWS, BLOCK_D)
-    m, l, acc = no_keys(ROWS, BLOCK_D)
-    at = q_rows * n_groups - begin
-    start = tl.maximum(group * size * PARTITION, first // BLOCK_N * BLOCK_N)
-    stop = tl.minimum((group + share) * size * PARTITION, pos + 1)
+    p_first = first // PARTITION
+    level, share = share_size(p_first, pos // PARTITION, n_splits)
+    g_first = p_first >> level
+    group = g_first + tl.program_id(1) * share
+    start = tl.maximum((group << level) * PARTITION, first // BLOCK_N * BLOCK_N)
+    stop = tl.minimum((group + share << level) * PARTITION, pos + 1)
+    r, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    held, rows = r < GROUP, (query * N_HEAD_KV * GROUP + head * GROUP + r).to(tl.int64)
+    q_tile = _query_tile(q, rows, held, D, BLOCK_D).to(TYPE)
+    at = rows * n_rows
+    none = no_keys(ROWS, BLOCK_D)
+    s0, s1, s2, s3, leaf = none, none, none, none, none
     for index in range(start, stop, BLOCK_N):
-        keys = index + tl.arange(0, BLOCK_N)
+        keys = index + n
         seen = (keys >= first) & (keys <= pos)
-        cells = cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE)
+        if MODE == RUNS:
+            cell, cells = 0, cell_of(keys, e0, e1, e2, b0, b1, b2, b3, MODE).to(tl.int64)
+        else:
+            cell, cells = (index + b0).to(tl.int64), n
         # fmt: off
-        k_tile = load_rows(k, k_scales, cells, seen, head, row_stride, scale_stride,
-                           D, BLOCK_D, FMT, TYPE)
-        v_tile = load_rows(v, v_scales, cells, seen, head, row_stride, scale_stride,
-                           D, BLOCK_D, FMT, TYPE)
+        k_tile = load_rows(k, k_scales, head, cell, cells, seen,
+                           D, BLOCK_D, STRIDE, SCALES, FMT, TYPE)
+        v_tile = load_rows(v, v_scales, head, cell, cells, seen,
+                           D, BLOCK_D, STRIDE, SCALES, FMT, TYPE)
         # fmt: on
-        m, l, acc = _key_tile(m, l, acc, q_tile, k_tile, v_tile, seen, factor)
+        leaf = _add_tile(leaf, q_tile, k_tile, v_tile, seen, factor)
         after = index + BLOCK_N
         if (after % PARTITION == 0) | (after >= stop):
-            if (after - 1) // PARTITION % 2 == 0:
-                m0, l0, acc0 = m, l, acc
-            else:
-                m, l, acc = join(m0, l0, acc0, m, l, acc, factor)
-                m1, l1, acc1 = join(m1, l1, acc1, m, l, acc, factor)
-                m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
-            m, l, acc = no_keys(ROWS, BLOCK_D)
-            if (after % (size * PARTITION) == 0) | (after >= stop):
-                m1, l1, acc1 = join(m1, l1, acc1, m0, l0, acc0, factor)
-                place = at + (after - 1) // PARTITION // size
-                store_state(states, accs, place, m1, l1, acc1, r < GROUP, D, BLOCK_D)
-                m0, l0, acc0 = no_keys(ROWS, BLOCK_D)
-                m1, l1, acc1 = no_keys(ROWS, BLOCK_D)
+            partition = (after - 1) // PARTITION
+            s0, s1, s2, s3 = add_leaf(s0, s1, s2, s3, leaf, partition, factor, ROWS, BLOCK_D)
+            leaf = no_keys(ROWS, BLOCK_D)
+            if ((partition + 1) % (1 << level) == 0) & (after < stop):
+                place = at + (partition >> level) - g_first
+                store_state(states, accs, place, join_all(s0, s1, s2, s3, factor), held, D, BLOCK_D)
+                none = no_keys(ROWS, BLOCK_D)
+                s0, s1, s2, s3 = none, none, none, none
+    whole, g_last = join_all(s0, s1, s2, s3, factor), (stop - 1) // PARTITION >> level
+    if ALONE:
+        waiting = at + n_groups
+        whole = join_groups(
+            whole, g_first, g_last, states, accs, at, waiting, held, factor, D, BLOCK_D
+        )
+        store_answer(out, rows, whole, held, D, BLOCK_D)
+    elif start < stop:
+        store_state(states, accs, at + g_last - g_first, whole, held, D, BLOCK_D)
 
 
-def block_n(head_dim: int) -> int:
-    """Keys of a tile; three of K and V fit shared memory."""
-    return 64 if head_dim <= 128 else 32
+class Blocks(NamedTuple):
+    """How a program is cut. `keys` and `warps` may change bits, the others do not."""
+
+    keys: int  # of a tile
+    warps: int
+    programs: int  # that share a multiprocessor
+    stages: int  # tiles of keys that are loaded ahead, and one more
+    registers: int | None = None  # of a thread at most; None: the compiler's choice
+
+
+def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
+    """Blocks that fit the registers and shared memory of sm_`arch`; those of sm_90 are measured."""
+    block_d = triton.next_power_of_2(max(head_dim, MMA_ROWS))
+    small, programs = block_d <= 64, 3 if block_d <= 64 else 2
+    if fmt is KvFormat.F32:
+        return Blocks(64 if block_d <= 128 else 32, 4, programs, 3)
+    if fmt is KvFormat.Q8_0:
+        return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3)
+    if small:  # registers that let three programs share a multiprocessor; runs need a few more
+        return Blocks(128, 4, programs, 3, None if mode == RUNS.value else 168)
+    return Blocks(8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch >= 90 else 3)
 
 
 def attend_split(call: Call, config: Config) -> torch.Tensor:
     """Run `split` on a checked call."""
+    out, exact = call.empty_out(), call.fmt is KvFormat.F32
     if not call.n_q:
-        return call.empty_out()
-    exact = call.fmt is KvFormat.F32
-    room = partials(call, splits(call, config["waves"]))
-    grid = (call.n_q * call.n_head_kv, room.n_splits)
-    _attn_split_kernel[grid](
+        return out
+    blocks = blocks_of(call.fmt, call.head_dim, call.mode, architecture())
+    room = partials(call, splits(call, blocks.programs, config["waves"]))
+    (stride, scale_stride), alone = call.strides, room.n_splits == 1
+    _attn_split_kernel[(call.n_q * call.n_head_kv, room.n_splits)](
         call.q,
         *planes(call.k),
         *planes(call.v),
@@ -152,23 +186,28 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         call.positions,
         room.states,
         room.accs,
-        call.n_head_kv,
-        *call.strides,
+        out,
+        room.n_rows,
         room.n_groups,
         room.n_splits,
         call.width,
         call.factor,
+        N_HEAD_KV=call.n_head_kv,
         GROUP=call.group,
         ROWS=triton.next_power_of_2(call.group if exact else max(call.group, MMA_ROWS)),
         D=call.head_dim,
         BLOCK_D=triton.next_power_of_2(max(call.head_dim, 16)),
-        BLOCK_N=block_n(call.head_dim),
+        STRIDE=stride,
+        SCALES=scale_stride,
+        BLOCK_N=blocks.keys,
         FMT=FORMATS[call.fmt],
         TYPE=tl.float32 if exact else tl.float16,
         MODE=call.mode,
-        PDL=overlaps(),
-        num_warps=4,
-        num_stages=config["stages"],
+        ALONE=alone,
+        PDL=overlaps() and not alone,
+        num_warps=blocks.warps,
+        num_stages=config["stages"] or blocks.stages,
+        maxnreg=blocks.registers,
         enable_fp_fusion=False,
     )
-    return combine(call, room, call.factor)
+    return out if alone else combine(call, room, out, call.factor)

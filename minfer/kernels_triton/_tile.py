@@ -15,29 +15,39 @@ BLOCK = tl.constexpr(format.BLOCK)  # elements that share a q8_0 scale
 
 @triton.jit
 def load_rows(
-    rows,  # float32 or float16 [n_cells, row_stride], or int8 codes
-    scales,  # float16 [n_cells, scale_stride] of q8_0, else unused
-    cells,  # int32 [n]
-    seen,  # bool [n]; the others are loaded as 0
+    rows,  # float32 or float16 [n_cells, STRIDE], or int8 codes
+    scales,  # float16 [n_cells, SCALES] of q8_0, else unused
     head,
-    row_stride,
-    scale_stride,
+    base,  # cell that `cells` count from
+    cells,  # int [n]
+    seen,  # bool [n]; the others are loaded as 0
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SCALES: tl.constexpr,
     FMT: tl.constexpr,
     TYPE: tl.constexpr,
+    WHOLE: tl.constexpr = False,  # all are seen
 ):
-    """One head of the cells as TYPE [n, BLOCK_D]; 0 where not seen and past D."""
+    """One head of the cells as TYPE [n, BLOCK_D]; 0 where not seen and past D.
+
+    Strides are constants: a thread's addresses then differ by constants and cost no arithmetic.
+    """
+    rows, scales = rows + base * STRIDE + head * D, scales + base * SCALES + head * (D // BLOCK)
     d = tl.arange(0, BLOCK_D)
-    at = cells.to(tl.int64)
-    mask = seen[:, None] & (d < D)[None, :]
-    loaded = tl.load(rows + at[:, None] * row_stride + (head * D + d)[None, :], mask=mask, other=0)
+    at = cells[:, None] * STRIDE + d[None, :]
+    if WHOLE and D == BLOCK_D:
+        loaded = tl.load(rows + at)
+    else:
+        loaded = tl.load(rows + at, mask=seen[:, None] & (d < D)[None, :], other=0)
     if FMT == Q8_0:
-        block = d // BLOCK
-        scale = tl.load(
-            scales + at[:, None] * scale_stride + (head * (D // BLOCK) + block)[None, :],
-            mask=mask,
-            other=0.0,
-        )
-        return (loaded.to(tl.float32) * scale.to(tl.float32)).to(TYPE)
+        block = tl.arange(0, BLOCK_D // BLOCK)
+        at_scale = cells[:, None] * SCALES + block[None, :]
+        if WHOLE and D == BLOCK_D:
+            scale = tl.load(scales + at_scale)
+        else:
+            held = seen[:, None] & (block < D // BLOCK)[None, :]
+            scale = tl.load(scales + at_scale, mask=held, other=0.0)
+        codes = tl.reshape(loaded.to(TYPE), [cells.shape[0], BLOCK_D // BLOCK, BLOCK])
+        loaded = tl.reshape(codes * scale.to(TYPE)[:, :, None], [cells.shape[0], BLOCK_D])
     return loaded.to(TYPE)
