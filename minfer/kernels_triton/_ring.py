@@ -13,7 +13,6 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from minfer.kernels_triton import _gather, _softmax
 from minfer.kernels_triton._arguments import architecture, multiprocessors, planes
@@ -118,16 +117,13 @@ def _attn_ring_kernel(
     q_ptr, k_ptr, k_scales_ptr, v_ptr, v_scales_ptr, positions_ptr, window_ptr, states_ptr,
     accs_ptr, width, factor, n_split, n_rows,
     HKV: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, MODE: gl.constexpr,
-    W: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    W: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Program (query, split, KV head, up to four of its query heads); neighbours share cells.
 
     q f32 [n_q, n_head, D]; codes as int32 [n_cells, HKV * D/4]; scales of a head as one int32 or
     int64 [n_cells, HKV]; states f32 [n_q, n_head, n_rows, 2], accs f32 [n_q, n_head, n_rows, D].
     """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     PACKS: gl.constexpr = (GROUP + HEADS - 1) // HEADS
     L: gl.constexpr = score_layout(W, BN).type.layout
     LM: gl.constexpr = gl.SliceLayout(2, L)
@@ -215,10 +211,8 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         W=warps,
         BN=config["block_n"],
         STAGES=config["stages"],
-        PDL=_softmax.overlaps(),
         num_warps=warps,
         maxnreg=REGISTERS.get(architecture(), MORE_REGISTERS),
-        **_softmax.early(),
         enable_fp_fusion=False,
     )
     return _softmax.combine(call, room, call.empty_out(), 1.0)

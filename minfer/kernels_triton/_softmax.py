@@ -238,11 +238,9 @@ def _combine_kernel(
     counts: row i of a stack holds a finished subtree of 2**i chunks that waits for its right
     neighbour.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     query = row // n_head
-    pos = tl.load(positions + query)  # of another launch than the partials, which is over
+    pos = tl.load(positions + query)
     first, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query, pos, width, MODE)
     if SHARED:
         level, _ = share_size(first // PARTITION, pos // PARTITION, n_splits)
@@ -255,7 +253,7 @@ def _combine_kernel(
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     chunk, last = begin // CHUNK, (end - 1) // CHUNK
     if PDL:
-        tl.extra.cuda.gdc_wait()  # now the partials are there
+        tl.extra.cuda.gdc_wait()  # launched early; now the partials are there
     m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
     if chunk != last:
         level_of = tl.arange(0, CHUNK_LEVELS)[:, None] + tl.zeros_like(d)[None, :]
@@ -292,17 +290,8 @@ def _combine_kernel(
 
 
 def overlaps() -> bool:
-    """Whether a launch may begin before the one it waits for ends: from Hopper on.
-
-    Such a kernel waits before it reads, then lets the next launch begin, so that what ended before
-    it is over for that one, too (programmatic dependent launch in the CUDA programming guide).
-    """
+    """Whether a launch may begin before the one it waits for ends: from Hopper on."""
     return architecture() >= 90
-
-
-def early() -> dict[str, bool]:
-    """Options of a launch that `overlaps` with the one before it."""
-    return {"launch_pdl": True} if overlaps() else {}
 
 
 class Partials(NamedTuple):
@@ -383,7 +372,7 @@ def combine(call: Call, given: Partials, out: torch.Tensor, factor: float) -> to
         CHUNK_LEVELS=CHUNK_LEVELS,
         PDL=overlaps(),
         num_warps=warps,
-        **early(),
+        **({"launch_pdl": True} if overlaps() else {}),
         enable_fp_fusion=False,
     )
     return out

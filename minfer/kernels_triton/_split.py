@@ -22,7 +22,6 @@ from minfer.kernels_triton._softmax import (
     PARTITION,
     add_leaf,
     combine,
-    early,
     join_all,
     join_groups,
     no_keys,
@@ -96,8 +95,7 @@ def _attn_split_kernel(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()  # `combine` waits for the end of this by itself
     # neighbours read other heads of the same cells: lines of scales are fetched once
     query, head = tl.program_id(0) // N_HEAD_KV, tl.program_id(0) % N_HEAD_KV
     pos = tl.load(positions + query)
@@ -164,7 +162,7 @@ def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
     block_d = triton.next_power_of_2(max(head_dim, MMA_ROWS))
     small, programs = block_d <= 64, 3 if block_d <= 64 else 2
     if fmt is KvFormat.F32:
-        return Blocks(min(4096 // block_d, 64), 4, 3, 3)
+        return Blocks(64 if block_d <= 128 else 32, 4, programs, 3)
     if fmt is KvFormat.Q8_0:
         return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3)
     if small:  # registers that let three programs share a multiprocessor; runs need a few more
@@ -206,11 +204,10 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         TYPE=tl.float32 if exact else tl.float16,
         MODE=call.mode,
         ALONE=alone,
-        PDL=overlaps(),
+        PDL=overlaps() and not alone,
         num_warps=blocks.warps,
         num_stages=config["stages"] or blocks.stages,
         maxnreg=blocks.registers,
-        **early(),
         enable_fp_fusion=False,
     )
     return out if alone else combine(call, room, out, call.factor)
