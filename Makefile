@@ -21,7 +21,7 @@ MACHINES = "0 --cache-type f32" "1 --cache-type f16 --sanitize" "2 --cache-type 
 # What Triton's interpreter runs of the CUDA backend without a GPU, in two processes. The other tests
 # of tests/triton can be run so too, which takes minutes.
 INTERPRETED = kernels engine
-interpreted_kernels = tests/kernels
+interpreted_kernels = tests/kernels tests/triton/test_split_triton.py
 interpreted_engine = tests/triton/test_engine_triton.py tests/triton/test_store_triton.py
 OLD_TRITON = 3.6.0
 

@@ -14,9 +14,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from minfer.kernels_triton import _gather, _softmax
+from minfer.kernels_triton import _gather, _shares
 from minfer.kernels_triton._arguments import architecture, multiprocessors, planes
 from minfer.kernels_triton._call import Call
+from minfer.kernels_triton._combine import combine
 from minfer.kernels_triton._ring_tile import (
     HEADS,
     copy_layout,
@@ -36,11 +37,11 @@ from minfer.ops import Config
 WARPS = 12  # that a multiprocessor holds
 REGISTERS = {80: 168, 90: 168}  # a thread may have, so that they fit, by architecture
 MORE_REGISTERS = 176  # elsewhere, or a few are spilled
-PARTITION = _softmax.PARTITION
+PARTITION = _shares.PARTITION
 
 query_window = gluon.jit(_gather.query_window.fn)
 cell_of = gluon.jit(_gather.cell_of.fn)
-group_size = gluon.jit(_softmax.group_size.fn)
+group_size = gluon.jit(_shares.group_size.fn)
 
 
 @gluon.jit
@@ -139,7 +140,7 @@ def _attn_ring_kernel(
     window = (e0 - first, e1 - first, e2 - first, b0 + first, b1 + first, b2 + first, b3 + first)
     n_keys = pos + 1 - first
     n_streams = n_split * W
-    size = group_size(first // PARTITION, pos // PARTITION, n_streams, _softmax.UNLIMITED)
+    size = group_size(first // PARTITION, pos // PARTITION, n_streams)
     span = size * PARTITION
     n_groups = pos // span - first // span + 1
     start = (first // span + split * W) * span - first  # of warp 0's group; the next is span on
@@ -215,10 +216,10 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         maxnreg=REGISTERS.get(architecture(), MORE_REGISTERS),
         enable_fp_fusion=False,
     )
-    return _softmax.combine(call, room, call.empty_out(), 1.0)
+    return combine(call, room, call.empty_out(), 1.0)
 
 
-def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
+def _room(call: Call, heads: int, warps: int, waves: int) -> _shares.Partials:
     """Rows for the states of all streams, and for the pairs that wait inside a group.
 
     There are as many streams as run at once, `waves` times.
@@ -227,4 +228,4 @@ def _room(call: Call, heads: int, warps: int, waves: int) -> _softmax.Partials:
     streams = warps * max(1, min(fitting, triton.cdiv(call.most_partitions, warps)))
     largest = triton.next_power_of_2(triton.cdiv(call.most_partitions, streams - 1))
     n_waiting = streams * max(0, largest.bit_length() - 2)
-    return _softmax.Partials.of(call, streams, n_waiting, streams, shared=False)
+    return _shares.Partials.of(call, streams, n_waiting, streams, shared=False)

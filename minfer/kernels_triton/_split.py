@@ -17,18 +17,14 @@ import triton.language as tl
 from minfer.format import KvFormat
 from minfer.kernels_triton._arguments import architecture, planes
 from minfer.kernels_triton._call import Call
+from minfer.kernels_triton._combine import combine, overlaps
 from minfer.kernels_triton._gather import RUNS, cell_of, query_window
+from minfer.kernels_triton._shares import PARTITION, partials, share_size, splits
 from minfer.kernels_triton._softmax import (
-    PARTITION,
     add_leaf,
-    combine,
     join_all,
     join_groups,
     no_keys,
-    overlaps,
-    partials,
-    share_size,
-    splits,
     store_answer,
     store_state,
     weight,
@@ -162,11 +158,12 @@ def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
     block_d = triton.next_power_of_2(max(head_dim, MMA_ROWS))
     small, programs = block_d <= 64, 3 if block_d <= 64 else 2
     if fmt is KvFormat.F32:
-        return Blocks(64 if block_d <= 128 else 32, 4, programs, 3)
+        return Blocks(64 if block_d <= 128 else 32, 4 if arch < 100 else 8, programs, 3)
     if fmt is KvFormat.Q8_0:
-        return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3)
-    if small:  # registers that let three programs share a multiprocessor; runs need a few more
-        return Blocks(128, 4, programs, 3, None if mode == RUNS.value else 168)
+        return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3, 255)
+    if small:  # registers that let three programs share a multiprocessor, unless they are too few
+        few = block_d == 64 and mode == RUNS.value
+        return Blocks(128, 4, programs, 3, None if few else 168)
     return Blocks(8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch >= 90 else 3)
 
 

@@ -10,19 +10,19 @@ import numpy as np
 
 from minfer import window
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat, cell_bytes
-from minfer.ops import HALF, PREFILL, Shape
+from minfer.ops import DECODE, HALF, PREFILL, Shape
 from minfer.window import WindowMode
 
 HEADS, KV_HEADS = 8, 2  # four query heads a KV head, as in many models
 CELLS = 4096
-DECODE_ROWS, PREFILL_ROWS = 4, 256
+ROWS = {DECODE: (4, 512), PREFILL: (256,)}  # few share a GPU otherwise than many
 N_IN, N_OUT = 512, 256
 Tensors = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Kit:
-    """Makes the arrays of one call."""
+    """Makes the arrays of one call of n rows."""
 
     kernels: Any
     fmt: KvFormat = KvFormat.F32
@@ -30,11 +30,7 @@ class Kit:
     mode: WindowMode = WindowMode.RUNS
     kind: str = PREFILL
     block_m: int = 1
-
-    @property
-    def n(self) -> int:
-        """Rows of the call."""
-        return PREFILL_ROWS if self.kind == PREFILL else DECODE_ROWS
+    n: int = ROWS[PREFILL][0]
 
     @property
     def shape(self) -> Shape:

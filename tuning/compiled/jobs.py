@@ -10,7 +10,7 @@ from minfer import registry
 from minfer.format import BLOCK, KvFormat
 from minfer.ops import DECODE, KINDS, OPS, PREFILL, Variant
 from minfer.window import WindowMode
-from tuning.compiled.calls import CALLS, Kit
+from tuning.compiled.calls import CALLS, ROWS, Kit
 from tuning.compiled.offline import compiling, kernel_package
 from tuning.compiled.usage import Usage, usage
 
@@ -135,15 +135,17 @@ def _chosen(
 
 
 def compiled(job: Job) -> list[Row]:
-    """The kernels that one call launches."""
+    """The kernels that calls of few rows and of many launch."""
     package = kernel_package()
     variant = next(v for v in registry.collect(PACKAGE)[job.op] if v.name == job.variant)
     config = variant.config()
-    kit = Kit(package, job.fmt, job.head_dim, job.mode, job.kind, config.get("block_m", 1))
+    block_m = config.get("block_m", 1)
     with compiling(job.arch) as seen:
         try:
-            tensors, scalars = CALLS[job.op](kit)
-            variant.launch(*tensors, **scalars, config=config)
+            for n in ROWS[job.kind]:
+                kit = Kit(package, job.fmt, job.head_dim, job.mode, job.kind, block_m, n)
+                tensors, scalars = CALLS[job.op](kit)
+                variant.launch(*tensors, **scalars, config=config)
         except Exception as error:  # whatever a compiler raises is a line of the report
             return [Row(job, error=_told(error))]
         if not seen:
