@@ -162,7 +162,7 @@ def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
     if fmt is KvFormat.Q8_0:
         return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3, 255)
     if small:  # registers that let three programs share a multiprocessor, unless they are too few
-        few = block_d == 64 and mode == RUNS.value
+        few = block_d == 16 or (block_d == 64 and mode == RUNS.value)
         return Blocks(128, 4, programs, 3, None if few else 168)
     return Blocks(8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch >= 90 else 3)
 
