@@ -14,7 +14,8 @@ from minfer.kernels_triton._softmax import weight
 
 CHUNK_LEVELS = 16  # of the tree above chunks
 LEAST_CHUNK = 8  # groups
-ELEMENTS = 512  # of a chunk, a warp
+ELEMENTS = 256  # of a chunk, a warp, of MOST_WARPS at most
+MOST_WARPS = 4
 
 
 @triton.jit
@@ -147,7 +148,7 @@ def combine(call: Call, given: Partials, out: torch.Tensor, factor: float) -> to
     most_groups, most_d = (128, 32) if rows * block_d <= 256 * multiprocessors() else (32, 128)
     chunk = min(max(LEAST_CHUNK, triton.next_power_of_2(given.n_splits)), most_groups)
     block_d = min(block_d, most_d)
-    warps = max(1, chunk * block_d // ELEMENTS)
+    warps = min(max(1, chunk * block_d // ELEMENTS), MOST_WARPS)
     _combine_kernel[(rows, triton.cdiv(call.head_dim, block_d))](
         given.states,
         given.accs,

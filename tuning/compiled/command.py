@@ -29,7 +29,8 @@ own `ptxas`, without a GPU. Made by
     python -m tuning compile {options}--markdown {path}
 
 registers: of a thread. shared: bytes of a program. A kernel that several calls launch stands here
-once. Every default must do without spills: the command fails otherwise, and `make test` runs it.
+once; `split` has one for few rows and one for many. The command fails where a default spills, and
+`make test` runs it for heads of 128.
 """
 
 
