@@ -65,6 +65,8 @@ test-cuda:
 
 # There too, with NVIDIA's compute-sanitizer: reads and writes out of bounds, races in shared memory.
 memcheck:
+	@command -v compute-sanitizer > /dev/null || { echo 'needs compute-sanitizer, which comes with the' \
+	  'CUDA toolkit; put its folder on PATH' >&2; exit 2; }
 	@for tool in memcheck racecheck; do for tests in $(CHECKED); do \
 	  echo "--- $$tool: $$tests"; \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \

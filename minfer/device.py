@@ -42,7 +42,7 @@ def no_gpu() -> str | None:
         return None
     import torch
 
-    way_out = "use --device cpu, or TRITON_INTERPRET=1 to check kernels on the CPU"
+    way_out = "use --device cpu, or TRITON_INTERPRET=1 to check small cases of kernels on the CPU"
     if not torch.cuda.is_available():
         seen = "sees none" if torch.version.cuda else f"{torch.__version__} is built without CUDA"
         return f"needs an NVIDIA GPU, and torch {seen}; {way_out}"

@@ -82,3 +82,16 @@ def test_options_that_measure_nothing_are_refused(
     command.add_arguments(parser)
     with pytest.raises(Refusal, match=rf"^{option} {value}"):
         command.run(parser.parse_args([f"{option}={value}", *more]))
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measures(*_: object) -> None:
+        raise AssertionError("it measures")
+
+    monkeypatch.setattr(command, "measured", measures)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(Refusal, match=r"^no-such-model is neither a file"):
+        command.run(parser.parse_args(["--what", "model", "--model", "no-such-model"]))

@@ -93,6 +93,8 @@ def test_a_name_that_nothing_has_and_the_interpreter_are_refused(
 ) -> None:
     assert main(["compile", "--variant", "fastest"]) == 2
     assert "no variant is named fastest" in capsys.readouterr().err
+    assert main(["compile", "--arch", "90", "70"]) == 2
+    assert "--arch 70" in capsys.readouterr().err
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert main(["compile"]) == 2
     assert "TRITON_INTERPRET=1 compiles nothing" in capsys.readouterr().err

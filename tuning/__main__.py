@@ -14,6 +14,7 @@ COMMANDS = {  # name: its module, imported when asked for, and what it does
     "compile": ("tuning.compiled.command", "compile the CUDA kernels, which takes no GPU"),
     "figure": ("tuning.figure", "draw a picture of the documentation"),
 }
+EXTRAS = {"rich": "bench", "matplotlib": "bench", "torch": "cuda", "triton": "cuda"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,9 +38,10 @@ def main(argv: list[str] | None = None) -> int:
         print(refusal, file=sys.stderr)
         return refusal.exit_code
     except ModuleNotFoundError as missing:
-        if missing.name not in ("rich", "matplotlib"):
+        if missing.name not in EXTRAS:
             raise
-        print(f"{missing.name} is not installed; pip install 'minfer[bench]'", file=sys.stderr)
+        way_out = f"pip install 'minfer[{EXTRAS[missing.name]}]'"
+        print(f"{missing.name} is not installed; {way_out}", file=sys.stderr)
         return Refusal.exit_code
     except ChildFailed as failure:
         print(failure, file=sys.stderr)

@@ -9,7 +9,7 @@ import triton.language as tl
 from minfer.kernels_triton._arguments import architecture, multiprocessors
 from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import query_window
-from minfer.kernels_triton._shares import PARTITION, Partials, group_size, share_size
+from minfer.kernels_triton._shares import PARTITION, Partials, group_level, share_size
 from minfer.kernels_triton._softmax import weight
 
 CHUNK_LEVELS = 16  # of the tree above chunks
@@ -19,27 +19,33 @@ MOST_WARPS = 4
 
 
 @triton.jit
-def _join_rows(m, l, acc, factor, N: tl.constexpr, LOW: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows of 2 * N * LOW states, [.., BLOCK_D] each: 2i of the leading part with 2i + 1."""
-    m_a, m_b = tl.split(tl.permute(tl.reshape(m, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
-    l_a, l_b = tl.split(tl.permute(tl.reshape(l, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
-    acc_a, acc_b = tl.split(tl.permute(tl.reshape(acc, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+def _join(m_a, l_a, acc_a, m_b, l_b, acc_b, factor):
+    """The state of both, element by element: all six have one shape."""
     m = tl.maximum(m_a, m_b)
     w_a, w_b = weight(m_a, m, factor), weight(m_b, m, factor)
     return m, l_a * w_a + l_b * w_b, acc_a * w_a + acc_b * w_b
 
 
 @triton.jit
+def _join_rows(m, l, acc, factor, N: tl.constexpr, LOW: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Join rows seen as [N, 2, LOW, BLOCK_D] along the 2, to [N, LOW, BLOCK_D]."""
+    m_a, m_b = tl.split(tl.permute(tl.reshape(m, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+    l_a, l_b = tl.split(tl.permute(tl.reshape(l, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+    acc_a, acc_b = tl.split(tl.permute(tl.reshape(acc, [N, 2, LOW, BLOCK_D]), [0, 2, 3, 1]))
+    return _join(m_a, l_a, acc_a, m_b, l_b, acc_b, factor)
+
+
+@triton.jit
 def _chunk(states, accs, chunk, begin, end, d, factor, D: tl.constexpr, BLOCK_D: tl.constexpr,
-           CHUNK: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+           CHUNK: tl.constexpr, SPREAD: tl.constexpr):  # fmt: skip
     """The groups of one chunk that lie in [begin, end) as one state [1, BLOCK_D] each.
 
-    Row 0 of the partials is group `begin`. A thread holds every LANES-th row of a tile, so rows are
-    ordered that the groups it holds are neighbours, and joins those without asking others.
+    Row 0 of the partials is group `begin`. A thread holds every SPREAD-th row of a tile, so rows
+    are ordered that the groups it holds are neighbours, and joins those without asking others.
     """
-    ROWS: tl.constexpr = CHUNK // LANES
+    ROWS: tl.constexpr = CHUNK // SPREAD
     r = tl.arange(0, CHUNK)
-    group = chunk * CHUNK + r % LANES * ROWS + r // LANES
+    group = chunk * CHUNK + r % SPREAD * ROWS + r // SPREAD
     held, at = (group >= begin) & (group < end), group - begin
     m = tl.load(states + 2 * at, mask=held, other=float("-inf"))
     l = tl.load(states + 2 * at + 1, mask=held, other=0.0)
@@ -48,9 +54,9 @@ def _chunk(states, accs, chunk, begin, end, d, factor, D: tl.constexpr, BLOCK_D:
     m = tl.broadcast_to(m[:, None], [CHUNK, BLOCK_D])
     l = tl.broadcast_to(l[:, None], [CHUNK, BLOCK_D])
     for level in tl.static_range(ROWS.bit_length() - 1):
-        m, l, acc = _join_rows(m, l, acc, factor, ROWS >> (level + 1), LANES, BLOCK_D)
-    for level in tl.static_range(LANES.bit_length() - 1):
-        m, l, acc = _join_rows(m, l, acc, factor, LANES >> (level + 1), 1, BLOCK_D)
+        m, l, acc = _join_rows(m, l, acc, factor, ROWS >> (level + 1), SPREAD, BLOCK_D)
+    for level in tl.static_range(SPREAD.bit_length() - 1):
+        m, l, acc = _join_rows(m, l, acc, factor, SPREAD >> (level + 1), 1, BLOCK_D)
     shape: tl.constexpr = [1, BLOCK_D]
     return tl.reshape(m, shape), tl.reshape(l, shape), tl.reshape(acc, shape)
 
@@ -72,7 +78,7 @@ def _combine_kernel(
     MODE: tl.constexpr,
     SHARED: tl.constexpr,
     CHUNK: tl.constexpr,
-    LANES: tl.constexpr,
+    SPREAD: tl.constexpr,
     CHUNK_LEVELS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -86,19 +92,19 @@ def _combine_kernel(
     query = row // n_head
     pos = tl.load(positions + query)
     first, _0, _1, _2, _3, _4, _5, _6 = query_window(window, query, pos, width, MODE)
+    p_first, p_last = first // PARTITION, pos // PARTITION
     if SHARED:
-        level, _ = share_size(first // PARTITION, pos // PARTITION, n_splits)
-        size = 1 << level
+        level, _ = share_size(p_first, p_last, n_splits)
     else:
-        size = group_size(first // PARTITION, pos // PARTITION, n_splits)
-    begin, end = first // PARTITION // size, pos // PARTITION // size + 1
+        level = group_level(p_first, p_last, n_splits)
+    begin, end = p_first >> level, (p_last >> level) + 1
     base = row.to(tl.int64) * n_rows
     states, accs = states + 2 * base, accs + D * base
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     chunk, last = begin // CHUNK, (end - 1) // CHUNK
     if PDL:
         tl.extra.cuda.gdc_wait()  # launched early; now the partials are there
-    m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES)
+    m, l, acc = _chunk(states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, SPREAD)
     if chunk != last:
         level_of = tl.arange(0, CHUNK_LEVELS)[:, None] + tl.zeros_like(d)[None, :]
         waiting_m = tl.full([CHUNK_LEVELS, BLOCK_D], float("-inf"), tl.float32)
@@ -112,21 +118,19 @@ def _combine_kernel(
                 m_a = tl.max(tl.where(here, waiting_m, float("-inf")), axis=0, keep_dims=True)
                 l_a = tl.sum(tl.where(here, waiting_l, 0.0), axis=0, keep_dims=True)
                 acc_a = tl.sum(tl.where(here, waiting_acc, 0.0), axis=0, keep_dims=True)
-                top = tl.maximum(m_a, m)
-                w_a, w = weight(m_a, top, factor), weight(m, top, factor)
-                m, l, acc = top, l_a * w_a + l * w, acc_a * w_a + acc * w
+                m, l, acc = _join(m_a, l_a, acc_a, m, l, acc, factor)
                 waiting_m = tl.where(here, float("-inf"), waiting_m)
                 waiting_l = tl.where(here, 0.0, waiting_l)
                 waiting_acc = tl.where(here, 0.0, waiting_acc)
                 level, rest = level + 1, rest // 2
             chunk += 1
             if chunk <= last:
-                here = level_of == level
+                here = level_of == tl.minimum(level, CHUNK_LEVELS - 1)  # one at most is as large
                 waiting_m = tl.where(here, m, waiting_m)
                 waiting_l = tl.where(here, l, waiting_l)
                 waiting_acc = tl.where(here, acc, waiting_acc)
                 m, l, acc = _chunk(
-                    states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, LANES
+                    states, accs, chunk, begin, end, d, factor, D, BLOCK_D, CHUNK, SPREAD
                 )
     target = out + row.to(tl.int64) * D + d[None, :]
     # adding +0 leaves no negative zero, which masked keys could flip
@@ -144,7 +148,7 @@ def combine(call: Call, given: Partials, out: torch.Tensor, factor: float) -> to
     factor: of differences of the m that are in `given`.
     """
     rows, block_d = call.n_q * call.n_head, triton.next_power_of_2(call.head_dim)
-    # as many groups as most queries have, and more programs where there are few
+    # as many groups at once as there are programs; a few rows are cut into more pieces
     most_groups, most_d = (128, 32) if rows * block_d <= 256 * multiprocessors() else (32, 128)
     chunk = min(max(LEAST_CHUNK, triton.next_power_of_2(given.n_splits)), most_groups)
     block_d = min(block_d, most_d)
@@ -165,7 +169,10 @@ def combine(call: Call, given: Partials, out: torch.Tensor, factor: float) -> to
         MODE=call.mode,
         SHARED=given.shared,
         CHUNK=chunk,
-        LANES=warps * max(1, 128 // block_d),  # a warp holds 4 elements a lane
+        SPREAD=warps
+        * max(
+            1, 128 // block_d
+        ),  # rows of a tile that lie in different threads: 32 lanes of a warp hold 4 elements each
         CHUNK_LEVELS=CHUNK_LEVELS,
         PDL=overlaps(),
         num_warps=warps,

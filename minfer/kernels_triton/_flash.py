@@ -183,7 +183,7 @@ class Blocks(NamedTuple):
     rows: int  # (query, head) pairs of a program
     keys: int  # of a tile
     warps: int
-    stages: int  # tiles of keys that are loaded ahead
+    stages: int  # tiles of keys that are loaded ahead, and one more
     registers: int | None = None  # of a thread at most; None: the compiler's choice
 
 

@@ -41,7 +41,7 @@ PARTITION = _shares.PARTITION
 
 query_window = gluon.jit(_gather.query_window.fn)
 cell_of = gluon.jit(_gather.cell_of.fn)
-group_size = gluon.jit(_shares.group_size.fn)
+group_level = gluon.jit(_shares.group_level.fn)
 
 
 @gluon.jit
@@ -140,8 +140,7 @@ def _attn_ring_kernel(
     window = (e0 - first, e1 - first, e2 - first, b0 + first, b1 + first, b2 + first, b3 + first)
     n_keys = pos + 1 - first
     n_streams = n_split * W
-    size = group_size(first // PARTITION, pos // PARTITION, n_streams)
-    span = size * PARTITION
+    span = PARTITION << group_level(first // PARTITION, pos // PARTITION, n_streams)
     n_groups = pos // span - first // span + 1
     start = (first // span + split * W) * span - first  # of warp 0's group; the next is span on
     if split * W < n_groups:

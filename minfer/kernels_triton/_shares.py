@@ -21,19 +21,20 @@ MOST_SHARED = 32  # groups of a program where they are not the largest; 22 is th
 
 
 @triton.jit
-def group_size(p_first, p_last, n_splits):
-    """Partitions of a group: the smallest power of two with at most n_splits groups."""
-    size = p_first * 0 + 1
-    while p_last // size - p_first // size >= n_splits:
-        size = size * 2
-    return size
+def group_level(p_first, p_last, n_splits):
+    """log2 of the partitions of a group: the smallest groups that n_splits suffice for."""
+    level = p_first * 0
+    while (p_last >> level) - (p_first >> level) >= n_splits:
+        level += 1
+    return level
 
 
 @triton.jit
 def share_size(p_first, p_last, n_splits):
     """log2 of the partitions of a group, and groups of a program, which takes several in a row.
 
-    The largest groups with which the longest program is at most an eighth longer than it must be.
+    The largest groups, of 16 partitions at most, with which the longest program is at most an
+    eighth longer than it must be.
     """
     n = p_last - p_first + 1
     least = (n - 1) // n_splits + 1
@@ -48,9 +49,10 @@ def share_size(p_first, p_last, n_splits):
 
 
 class Partials(NamedTuple):
-    """Room for states, first those of groups, then those that wait inside of one.
+    """Room for states: n_groups rows for groups, then rows for subtrees that wait for others.
 
-    n_groups: a query has at most. shared: a program takes several in a row, by `share_size`.
+    n_groups: as many as a query has at most. shared: a program takes several groups in a row, by
+    `share_size`.
     """
 
     states: torch.Tensor  # float32 [n_q, n_head, n_rows, 2]
@@ -81,12 +83,12 @@ def partials(call: Call, n_splits: int) -> Partials:
     return Partials.of(call, n_groups, n_waiting, n_splits, shared=True)
 
 
-def splits(call: Call, programs: int, waves: int) -> int:
+def splits(call: Call, resident: int, waves: int) -> int:
     """Programs a (query, KV head), so that all run at once, `waves` times.
 
-    programs: that a multiprocessor holds.
+    resident: programs that a multiprocessor holds.
     """
-    pairs, wanted = max(1, call.n_q * call.n_head_kv), waves * programs * multiprocessors()
+    pairs, wanted = max(1, call.n_q * call.n_head_kv), waves * resident * multiprocessors()
     if waves == 1 and 8 * pairs >= 7 * multiprocessors():
         return 1  # one a multiprocessor reads as fast, and needs no second launch
     return max(1, min(wanted // pairs, call.most_partitions))

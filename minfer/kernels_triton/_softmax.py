@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 LEVELS = tl.constexpr(4)  # of the tree that `add_leaf` keeps in registers
-TREE_LEVELS = tl.constexpr(20)  # above them, up to 2**31 keys
 
 
 @triton.jit
@@ -67,8 +66,9 @@ def join(a, b, factor):
 def add_leaf(s0, s1, s2, s3, leaf, index, factor, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Join leaf `index` with subtrees to its left, as a binary counter counts.
 
-    s0, s1, s2: a subtree of 1, 2, 4 leaves that waits for its right neighbour. s3: one of 8, joined
-    with the next. Returns all four.
+    s0, s1, s2: a subtree of 1, 2, 4 leaves that waits for its right neighbour. s3: one of 8, or all
+    of 16. index: absolute, so leaves may begin anywhere. Whoever calls this takes `join_all` and
+    begins anew where an aligned group of 16 at most ends. Returns all four.
     """
     if index % 2 == 0:
         s0 = leaf
@@ -90,43 +90,44 @@ def add_leaf(s0, s1, s2, s3, leaf, index, factor, ROWS: tl.constexpr, BLOCK_D: t
 
 @triton.jit
 def join_all(s0, s1, s2, s3, factor):
-    """The state of all subtrees of `add_leaf`."""
+    """The state of all leaves that were added since all four were `no_keys`."""
     return join(s3, join(s2, join(s1, s0, factor), factor), factor)
 
 
 @triton.jit
 def _join_left(state, n_waits, index, last, begin, states, accs, waiting, held, factor,
                D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """Join leaf `index` of those from `begin` on with the subtrees to its left that it completes.
+    """Join group `index` of those from `begin` on with the subtrees that it completes.
 
-    The last one completes all. n_waits subtrees lie in rows `waiting` int64 [rows] and after, the
-    nearest last. Returns a state, and how many still wait.
+    The `last` one completes all. n_waits subtrees lie in rows `waiting` int64 [rows] and after, the
+    leftmost first. Returns a state, and how many still wait.
     """
     tl.debug_barrier()  # other threads may have stored what is loaded
-    for level in range(TREE_LEVELS):
-        ends = (index + 1) % (1 << level) == 0
-        if ((index >> level) % 2 == 1) & (ends | last) & (index >> level << level > begin):
-            n_waits -= 1
-            left = load_state(states, accs, waiting + n_waits, held, D, BLOCK_D)
-            state = join(left, state, factor)
+    left = tl.where(last, index, index & ~(index + 1))  # a bit for each subtree to its left
+    while (left > 0) & (index & -(left & -left) > begin):  # one that ends before `begin` is empty
+        n_waits -= 1
+        subtree = load_state(states, accs, waiting + n_waits, held, D, BLOCK_D)
+        state = join(subtree, state, factor)
+        left = left & (left - 1)
     return state, n_waits
 
 
 @triton.jit
-def join_groups(whole, first, last, states, accs, at, waiting, held, factor,
+def join_groups(state, first, last, states, accs, at, waiting, held, factor,
                 D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """The state of group `last` joined with those from group `first` on, which lie in rows `at`.
 
-    at, waiting: int64 [rows]; room for what waits lies in rows `waiting` and after.
+    at, waiting: int64 [rows]; rows `waiting` and after are room for what waits.
     """
     n_waits = first * 0
+    tl.debug_barrier()  # other threads may have stored the groups
     for g in range(first, last):
-        tl.debug_barrier()
-        state = load_state(states, accs, at + g - first, held, D, BLOCK_D)
-        state, n_waits = _join_left(state, n_waits, g, False, first, states, accs, waiting, held,
+        group = load_state(states, accs, at + g - first, held, D, BLOCK_D)
+        group, n_waits = _join_left(group, n_waits, g, False, first, states, accs, waiting, held,
                                     factor, D, BLOCK_D)  # fmt: skip
-        store_state(states, accs, waiting + n_waits, state, held, D, BLOCK_D)
+        tl.debug_barrier()  # others may still load from the row that is stored
+        store_state(states, accs, waiting + n_waits, group, held, D, BLOCK_D)
         n_waits += 1
-    whole, n_waits = _join_left(whole, n_waits, last, True, first, states, accs, waiting, held,
-                                factor, D, BLOCK_D)  # fmt: skip
-    return whole
+    state, _ = _join_left(state, n_waits, last, True, first, states, accs, waiting, held, factor,
+                          D, BLOCK_D)  # fmt: skip
+    return state

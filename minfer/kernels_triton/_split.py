@@ -135,10 +135,10 @@ def _attn_split_kernel(
     whole, g_last = join_all(s0, s1, s2, s3, factor), (stop - 1) // PARTITION >> level
     if ALONE:
         waiting = at + n_groups
-        whole = join_groups(
+        answer = join_groups(
             whole, g_first, g_last, states, accs, at, waiting, held, factor, D, BLOCK_D
         )
-        store_answer(out, rows, whole, held, D, BLOCK_D)
+        store_answer(out, rows, answer, held, D, BLOCK_D)
     elif start < stop:
         store_state(states, accs, at + g_last - g_first, whole, held, D, BLOCK_D)
 
@@ -155,15 +155,15 @@ class Blocks(NamedTuple):
 
 def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
     """Blocks that fit the registers and shared memory of sm_`arch`; those of sm_90 are measured."""
-    block_d = triton.next_power_of_2(max(head_dim, MMA_ROWS))
+    block_d = triton.next_power_of_2(head_dim)
     small, programs = block_d <= 64, 3 if block_d <= 64 else 2
     if fmt is KvFormat.F32:
         return Blocks(64 if block_d <= 128 else 32, 4 if arch < 100 else 8, programs, 3)
     if fmt is KvFormat.Q8_0:
         return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3, 255)
-    if small:  # registers that let three programs share a multiprocessor, unless they are too few
-        few = block_d == 16 or (block_d == 64 and mode == RUNS.value)
-        return Blocks(128, 4, programs, 3, None if few else 168)
+    if small:  # three programs share a multiprocessor's registers; with runs some would be spilled
+        free = block_d == 16 or (block_d == 64 and mode == RUNS.value)
+        return Blocks(128, 4, programs, 3, None if free else 168)
     return Blocks(8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch >= 90 else 3)
 
 
@@ -193,7 +193,7 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         GROUP=call.group,
         ROWS=triton.next_power_of_2(call.group if exact else max(call.group, MMA_ROWS)),
         D=call.head_dim,
-        BLOCK_D=triton.next_power_of_2(max(call.head_dim, 16)),
+        BLOCK_D=triton.next_power_of_2(call.head_dim),
         STRIDE=stride,
         SCALES=scale_stride,
         BLOCK_N=blocks.keys,

@@ -9,7 +9,7 @@ DECODED = {KvFormat.Q8_0: "f16"}
 
 ROWS = {"block_n": Tunable(32, (16, 32, 64), numeric=True)}
 SPLIT = {
-    "stages": Tunable(0, (0, 2, 3, 4)),  # 0: as many as shared memory holds
+    "stages": Tunable(0, (0, 2, 3, 4)),  # 0: what `blocks_of` says
     "waves": Tunable(1, (1, 2, 3, 4)),
 }
 # over f32, one chain of fma along a longer head would lose more than float32 should

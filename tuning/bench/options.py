@@ -13,7 +13,8 @@ from typing import Any
 from minfer.device import Device, DeviceKind, cores
 from minfer.errors import Refusal
 from minfer.kv.checks import THREADS_MAX, whole_number
-from tuning.bench.cases import Case
+from minfer.pull import resolve_model
+from tuning.bench.cases import Case, Model
 from tuning.bench.contestants import Column, columns, gpu_columns
 from tuning.bench.environment import last_level_cache
 from tuning.bench.rounds import GPU_SAMPLE_SECONDS, Options
@@ -87,7 +88,12 @@ def cases_of(args: argparse.Namespace, on_gpu: bool) -> list[Case]:
     if lacking := [what for what in asked if what not in suites]:
         what = f"{args.device} has no suite {lacking[0]}, only {', '.join(suites)}"
         raise Refusal("10", what, {"suite": lacking[0], "suites": tuple(suites)})
-    return [case for what in asked for case in suites[what]]
+    cases = [case for what in asked for case in suites[what]]
+    if args.model != MODEL and any(isinstance(case, Model) for case in cases):
+        resolve_model(
+            args.model
+        )  # what was asked for by name is there, before anything is measured
+    return cases
 
 
 def columns_of(args: argparse.Namespace, cases: Sequence[Case], on_gpu: bool) -> list[Column]:

@@ -15,7 +15,7 @@ from minfer.window import WindowMode
 
 HEADS, KV_HEADS = 8, 2  # four query heads a KV head, as in many models
 CELLS = 4096
-ROWS = {DECODE: (4, 512), PREFILL: (256,)}  # few share a GPU otherwise than many
+ROWS = {DECODE: (4, 512), PREFILL: (256,)}  # few rows split their keys, many do not
 N_IN, N_OUT = 512, 256
 Tensors = tuple[Any, ...]
 
@@ -25,12 +25,12 @@ class Kit:
     """Makes the arrays of one call of n rows."""
 
     kernels: Any
+    n: int
     fmt: KvFormat = KvFormat.F32
     head_dim: int = 128
     mode: WindowMode = WindowMode.RUNS
     kind: str = PREFILL
     block_m: int = 1
-    n: int = ROWS[PREFILL][0]
 
     @property
     def shape(self) -> Shape:

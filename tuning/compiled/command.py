@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from minfer import settings
-from minfer.device import cores
+from minfer.device import LEAST_CAPABILITY, cores
 from minfer.errors import Refusal
 from minfer.kv.checks import whole_number
 from minfer.window import WindowMode
@@ -56,10 +56,17 @@ def run(args: argparse.Namespace) -> int:
         raise Refusal("0.3", "TRITON_INTERPRET=1 compiles nothing; unset it")
     n_jobs = whole_number(args.jobs, "--jobs", "10", low=1)
     prepare()
+    least = int("".join(map(str, LEAST_CAPABILITY)))
+    for arch in args.arch:
+        whole_number(arch, "--arch", "0.3", low=least)
+    for head_dim in args.head_dim:
+        whole_number(head_dim, "--head-dim", "3.3", low=1)
     modes = [WindowMode(mode) for mode in args.mode]
     wanted = list(jobs(args.arch, args.head_dim, modes, args.variant, args.defaults))
     if not wanted:
-        raise Refusal("6.6", f"no variant is named {', '.join(args.variant)} or fits the options")
+        named = f"is named {', '.join(args.variant)} and " if args.variant else ""
+        what = f"no variant {named}takes --head-dim {' '.join(map(str, args.head_dim))}"
+        raise Refusal("6.6", f"{what}; `minfer variants --device cuda` lists them")
     found = once(rows(wanted, n_jobs))
     print("\n".join(table(found)))
     bad = [row for row in found if row.bad]
@@ -119,7 +126,8 @@ def page(found: Sequence[Row], args: argparse.Namespace) -> str:
     """The defaults among the rows as a page of documentation."""
     import triton
 
-    options = f"--arch {' '.join(map(str, args.arch))} --head-dim "
+    options = f"--variant {' '.join(args.variant)} " if args.variant else ""
+    options += f"--arch {' '.join(map(str, args.arch))} --head-dim "
     options += f"{' '.join(map(str, args.head_dim))} --mode {' '.join(args.mode)} --defaults "
     lines = [PAGE.format(triton=triton.__version__, options=options, path=args.markdown)]
     for arch in dict.fromkeys(row.job.arch for row in found):

@@ -115,7 +115,7 @@ def _kinds(arch: int, op: str, variant: Variant, fmt: KvFormat, head_dim: int) -
     if fmt is KvFormat.Q8_0 and head_dim % BLOCK:
         return []
     kinds = KINDS if op != "matvec" else (DECODE, PREFILL)
-    shapes = {kind: Kit(None, fmt, head_dim, kind=kind).shape for kind in kinds}
+    shapes = {kind: Kit(None, ROWS[kind][0], fmt, head_dim, kind=kind).shape for kind in kinds}
     return [k for k in kinds if variant.limits.why_not(shapes[k], _capability(arch), fmt) is None]
 
 
@@ -123,7 +123,7 @@ def _chosen(
     arch: int, rows: Sequence[Variant], fmt: KvFormat, head_dim: int, kind: str
 ) -> Variant | None:
     """The variant that `registry.select` takes on such a GPU: the last default that can."""
-    shape = Kit(None, fmt, head_dim, kind=kind).shape
+    shape = Kit(None, ROWS[kind][0], fmt, head_dim, kind=kind).shape
     taking = [
         v
         for v in rows
@@ -143,7 +143,7 @@ def compiled(job: Job) -> list[Row]:
     with compiling(job.arch) as seen:
         try:
             for n in ROWS[job.kind]:
-                kit = Kit(package, job.fmt, job.head_dim, job.mode, job.kind, block_m, n)
+                kit = Kit(package, n, job.fmt, job.head_dim, job.mode, job.kind, block_m)
                 tensors, scalars = CALLS[job.op](kit)
                 variant.launch(*tensors, **scalars, config=config)
         except Exception as error:  # whatever a compiler raises is a line of the report
