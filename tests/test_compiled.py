@@ -62,9 +62,9 @@ def test_registers_and_stack_are_read_from_the_tool() -> None:
 
 def test_a_spill_is_bad_in_a_default_only_and_an_error_everywhere() -> None:
     by_name = replace(JOB, default=False)
-    assert not FINE.bad and SPILLED.bad
-    assert not replace(SPILLED, job=by_name).bad
-    assert Row(by_name, error="no such instruction").bad
+    assert not FINE.bad() and SPILLED.bad(8) and not SPILLED.bad(16)
+    assert not replace(SPILLED, job=by_name).bad()
+    assert Row(by_name, error="no such instruction").bad()
 
 
 def test_a_kernel_stands_in_the_report_once() -> None:
@@ -106,5 +106,5 @@ def test_a_launcher_that_is_driven_gives_the_kernel_of_a_real_launch(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     wanted = list(jobs.jobs([80], [128], [WindowMode.RUNS], ["add"]))
     (row,) = command.rows(wanted, 1)
-    assert row.kernel == "_elements_kernel" and not row.bad
+    assert row.kernel == "_elements_kernel" and not row.bad()
     assert row.usage is not None and 8 <= row.usage.registers <= 64 and row.usage.warps == 4

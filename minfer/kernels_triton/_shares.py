@@ -77,10 +77,11 @@ class Partials(NamedTuple):
 
 def partials(call: Call, n_splits: int) -> Partials:
     """Room for a call whose queries are each shared out to n_splits programs."""
-    n_groups = max(MOST_SHARED * n_splits, (call.most_partitions >> LEVELS.value) + 2)
-    n_groups = min(n_groups, call.most_partitions)
-    n_waiting = n_groups.bit_length() if n_splits == 1 else 0
-    return Partials.of(call, n_groups, n_waiting, n_splits, shared=True)
+    largest = (call.most_partitions >> LEVELS.value) + 2
+    if n_splits == 1:
+        return Partials.of(call, largest, largest.bit_length(), 1, shared=True)
+    n_groups = min(max(MOST_SHARED * n_splits, largest), call.most_partitions)
+    return Partials.of(call, n_groups, 0, n_splits, shared=True)
 
 
 def splits(call: Call, resident: int, waves: int) -> int:

@@ -96,12 +96,15 @@ def _attn_split_kernel(
     query, head = tl.program_id(0) // N_HEAD_KV, tl.program_id(0) % N_HEAD_KV
     pos = tl.load(positions + query)
     first, e0, e1, e2, b0, b1, b2, b3 = query_window(window, query, pos, width, MODE)
-    p_first = first // PARTITION
-    level, share = share_size(p_first, pos // PARTITION, n_splits)
+    p_first, p_last = first // PARTITION, pos // PARTITION
+    level, share = share_size(p_first, p_last, n_splits)
     g_first = p_first >> level
     group = g_first + tl.program_id(1) * share
-    start = tl.maximum((group << level) * PARTITION, first // BLOCK_N * BLOCK_N)
-    stop = tl.minimum((group + share << level) * PARTITION, pos + 1)
+    # keys [start, stop); what is past the last one is not multiplied, it may not fit 32 bits
+    begin, end = group << level, group + share << level
+    start = tl.where(begin > p_last, pos + 1, begin * PARTITION)
+    start = tl.maximum(start, first // BLOCK_N * BLOCK_N)
+    stop = tl.where(end > p_last, pos + 1, end * PARTITION)
     r, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     held, rows = r < GROUP, (query * N_HEAD_KV * GROUP + head * GROUP + r).to(tl.int64)
     q_tile = _query_tile(q, rows, held, D, BLOCK_D).to(TYPE)
@@ -164,7 +167,9 @@ def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
     if small:  # three programs share a multiprocessor's registers; with runs some would be spilled
         free = block_d == 16 or (block_d == 64 and mode == RUNS.value)
         return Blocks(128, 4, programs, 3, None if free else 168)
-    return Blocks(8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch >= 90 else 3)
+    return Blocks(
+        8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch // 10 in (9, 10) else 3
+    )
 
 
 def attend_split(call: Call, config: Config) -> torch.Tensor:

@@ -71,16 +71,20 @@ def test_bits_do_not_depend_on_how_many_programs_share_the_keys(
         assert same_bits(shared_by(n), alone), n
 
 
-def test_states_join_where_positions_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 keys on both sides of the border between partitions 2**19 - 1 and 2**19."""
+@pytest.mark.parametrize("position", [2**19 * PARTITION + 149, 2**31 - 300])
+def test_states_join_where_positions_are_large(
+    position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 keys, once on both sides of the border between partitions 2**19 - 1 and 2**19."""
     near = cases.make(Case("far", DECODE, (2, 1), 16, ((399, 1),), SPAN), KvFormat.F16)
-    inputs = replace(near, positions=np.array([2**19 * PARTITION + 149], np.int32))
+    inputs = replace(near, positions=np.array([position], np.int32))
     variant = find(inputs.op, "split")
     monkeypatch.setattr(_split, "splits", lambda *_: 1)
     alone = attend(variant, inputs)
     assert_within_budget(variant, KvFormat.F16, near, alone)
-    monkeypatch.setattr(_split, "splits", lambda *_: 2)
-    assert same_bits(attend(variant, inputs), alone)
+    for n in (2, 5):
+        monkeypatch.setattr(_split, "splits", lambda *_, n=n: n)
+        assert same_bits(attend(variant, inputs), alone), n
 
 
 @triton.jit

@@ -55,10 +55,10 @@ class Row:
     usage: Usage | None = None
     error: str = ""
 
-    @property
-    def bad(self) -> bool:
-        """Whether the kernel does not compile, or is a default and spills."""
-        spills = self.usage is not None and self.usage.spills
+    def bad(self, allowed: int = 0) -> bool:
+        """Whether the kernel does not compile, or is a default and spills more than that."""
+        used = self.usage
+        spills = used is not None and used.spills and max(used.stack, 1) > allowed
         return bool(self.error) or (self.job.default and spills)
 
 
