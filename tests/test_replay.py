@@ -242,6 +242,23 @@ def test_a_replay_that_fails_leaves_nothing_readable(tiny_gguf: Path, fake: Fake
     same_answers(engine, tiny_gguf)
 
 
+def test_launches_that_cannot_be_recorded_are_refused_with_the_way_out(
+    tiny_gguf: Path, fake: FakeRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(launch: Callable[[], Any]) -> FakeRecording:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+
+    engine = load(tiny_gguf)
+    with monkeypatch.context() as patched:
+        patched.setattr(fake, "record", broken)
+        with pytest.raises(
+            Refusal, match=r"\(operation not permitted .* capturing\).*replay=False"
+        ):
+            engine.decode(10)
+    assert engine.store.written(0) == 3
+    same_answers(engine, tiny_gguf)
+
+
 def test_inputs_lie_side_by_side_and_aligned() -> None:
     inputs = {
         "tokens": np.zeros(3, np.int32),

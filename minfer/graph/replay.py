@@ -140,7 +140,7 @@ class Runner:
         rows = self._launched(graph, buffers.arrays, step)
         if Identity.of(graph, step) == before:
             bound = bind(graph, buffers.arrays, step)
-            recording = recorder.record(lambda: launch_all(graph, bound))
+            recording = _record(recorder, lambda: launch_all(graph, bound))
             self._kept[graph.uid] = Executable(before, buffers, recording)
             self.recorded += 1
         return rows
@@ -153,3 +153,17 @@ class Runner:
     def _launched(self, graph: Graph, inputs: Mapping[str, Any], step: Step) -> Floats:
         rows: Floats = self._kernels.to_host(execute(graph, inputs, step))
         return rows
+
+
+def _record(recorder: Recorder, launch: Callable[[], Any]) -> Recording:
+    """A recording; refuses with what the device said and the way out."""
+    try:
+        return recorder.record(launch)
+    except Exception as error:  # whatever a device raises where it cannot record
+        said = str(error).strip().splitlines()
+        why = said[0] if said else type(error).__name__
+        raise Refusal(
+            "7.4",
+            f"launches cannot be recorded ({why}); Engine.load(replay=False) makes them directly",
+            {"error": type(error).__name__},
+        ) from error
