@@ -29,6 +29,7 @@ OLD_TRITON = 3.6.0
 CHECKED = "tests/kernels/test_attention.py -k float32 and not large and (drafts or sliding or batch)" \
   "tests/kernels/test_cells_kernels.py -k store and not many and not 300" \
   "tests/kernels/test_move_cells.py -k 3x32 or 2x32" \
+  "tests/triton/test_split_triton.py -k programs or groups" \
   "tests/kernels/test_products.py -k close and 17-257"
 
 .PHONY: run test test-cuda test-deep memcheck lint compile peers clean
