@@ -33,6 +33,7 @@ from minfer.kernels_triton._tile import FORMATS, load_rows
 from minfer.ops import Config
 
 MMA_ROWS = 16  # the least rows of a tensor-core tile
+ROOMY = (80, 90, 100, 103)  # of their shared memory a program may have more than 99 KiB
 
 
 @triton.jit
@@ -160,16 +161,17 @@ def blocks_of(fmt: KvFormat, head_dim: int, mode: int, arch: int) -> Blocks:
     """Blocks that fit the registers and shared memory of sm_`arch`; those of sm_90 are measured."""
     block_d = triton.next_power_of_2(head_dim)
     small, programs = block_d <= 64, 3 if block_d <= 64 else 2
+    roomy = arch in ROOMY
     if fmt is KvFormat.F32:
-        return Blocks(64 if block_d <= 128 else 32, 4 if arch < 100 else 8, programs, 3)
+        warps = 4 if arch < 100 else 8
+        return Blocks(64 if block_d <= 128 else 32, warps, programs, 3 if roomy else 2)
     if fmt is KvFormat.Q8_0:
         return Blocks(64 if block_d <= 128 else 32, 4 if small else 8, programs, 3, 255)
     if small:  # three programs share a multiprocessor's registers; with runs some would be spilled
         free = block_d == 16 or (block_d == 64 and mode == RUNS.value)
         return Blocks(128, 4, programs, 3, None if free else 168)
-    return Blocks(
-        8192 // block_d, 4 if block_d <= 128 else 8, programs, 4 if arch // 10 in (9, 10) else 3
-    )
+    stages = 4 if roomy and arch >= 90 else 3
+    return Blocks(8192 // block_d, 4 if block_d <= 128 else 8, programs, stages)
 
 
 def attend_split(call: Call, config: Config) -> torch.Tensor:
