@@ -81,7 +81,7 @@ def options_of(args: argparse.Namespace, on_gpu: bool) -> Options:
 
 
 def cases_of(args: argparse.Namespace, on_gpu: bool) -> list[Case]:
-    """What is measured; refuses a suite that the device does not have."""
+    """What is measured; refuses a suite that the device lacks, and a model that is not there."""
     full, tiny = (GPU_SUITES, GPU_QUICK) if on_gpu else (SUITES, QUICK)
     suites = tiny if args.quick else full
     asked = args.what or list(suites)
@@ -89,10 +89,9 @@ def cases_of(args: argparse.Namespace, on_gpu: bool) -> list[Case]:
         what = f"{args.device} has no suite {lacking[0]}, only {', '.join(suites)}"
         raise Refusal("10", what, {"suite": lacking[0], "suites": tuple(suites)})
     cases = [case for what in asked for case in suites[what]]
-    if args.model != MODEL and any(isinstance(case, Model) for case in cases):
-        resolve_model(
-            args.model
-        )  # what was asked for by name is there, before anything is measured
+    named = args.model != MODEL  # then it must be there before anything is measured
+    if named and any(isinstance(case, Model) for case in cases):
+        resolve_model(args.model)
     return cases
 
 

@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     n_jobs = whole_number(args.jobs, "--jobs", "10", low=1)
     whole_number(args.spills, "--spills", "10", low=0)
     prepare()
-    least = int("".join(map(str, LEAST_CAPABILITY)))
+    major, minor = LEAST_CAPABILITY
     for arch in args.arch:
-        whole_number(arch, "--arch", "0.3", low=least)
+        whole_number(arch, "--arch", "0.3", low=10 * major + minor)
     for head_dim in args.head_dim:
         whole_number(head_dim, "--head-dim", "3.3", low=1)
     modes = [WindowMode(mode) for mode in args.mode]
