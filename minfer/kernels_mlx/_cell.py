@@ -27,7 +27,7 @@ METAL_FUNC ushort f16_bits(float x) {
   if (size >= 0x477FF000u) return ushort(sign | 0x7C00u);  // from 65520 on
   if (size < 0x33000000u) return ushort(sign);  // below 2^-25
   if (size >= 0x38800000u)  // from 2^-14 on: the exponent is rebiased, a carry may raise it
-    return ushort(sign | (size - 0x38000000u + 0xFFFu + (size >> 13 & 1u)) >> 13);
+    return ushort(sign | ((size - 0x38000000u + 0xFFFu + (size >> 13 & 1u)) >> 13));
   const uint shift = 126u - (size >> 23);  // a subnormal counts units of 2^-24
   const uint digits = (size & 0x7FFFFFu) | 0x800000u, whole = digits >> shift;
   const uint rest = digits & ((1u << shift) - 1u), middle = 1u << (shift - 1u);

@@ -17,14 +17,14 @@ def batch_rows(region: Region) -> int:
     return max(1, BATCH_BYTES // region.row_bytes)
 
 
-def taken(plane: mx.array, cells: mx.array) -> mx.array:
-    """A copy of the rows in the cells, finished.
+def taken(region: Region, cells: mx.array) -> list[mx.array]:
+    """Copies of the rows in the cells, plane by plane, finished.
 
-    MLX holds what unfinished work reads, and a `put` into it would copy the plane.
+    MLX holds what unfinished work reads, and a `put` into it would copy the whole plane.
     """
-    rows = plane[cells]
+    rows = [plane[cells] for plane in region.arrays]
     mx.eval(rows)
-    mx.synchronize()  # the event that `eval` waits for comes before the plane is let go
+    mx.synchronize()  # on a GPU `eval` returns before what has been read is let go
     return rows
 
 
@@ -35,7 +35,8 @@ def batches(moves: Int32, n_cells: int, most: int) -> Iterator[tuple[Int32, Int3
     that a row before it in the batch goes to. Batch after batch acts as the moves in order, each
     like memmove.
     """
-    written, held, n_held = np.zeros(n_cells, bool), [], 0
+    written, n_held = np.zeros(n_cells, bool), 0
+    held: list[tuple[int, int, int]] = []
     for src, dst, rows in _pieces(moves, most):
         meets = written[src : src + rows].any() or written[dst : dst + rows].any()
         if meets or n_held + rows > most:

@@ -194,8 +194,7 @@ def move_cells_rows(region: Region, moves: Any, *, config: Config) -> Region:
     check_region(region, region.fmt)
     table = checked_moves(region, moves)
     for src, dst in batches(table, region.n_cells, batch_rows(region)):
-        for plane in region.arrays:
-            put(plane, tensor(dst), taken(plane, tensor(src)))
+        _put_all(region, tensor(dst), taken(region, tensor(src)))
     return region
 
 
@@ -250,11 +249,11 @@ def map_q8_0_cells_rows(
     n, d, most = region.row_elems, region.head_dim, batch_rows(region)
     refuse_odd_blocks(region.fmt, d, n)
     parts = parts_of(region.fmt, n)
+    sizes = (n, d, cos.shape[1], int(interleaved(pairing)), parts)
     for first in range(0, len(cells), most):
         batch = cells[first : first + most]
         turned = _MAP_Q8_0_CELLS_ROWS(
-            *(taken(plane, batch) for plane in region.arrays),
-            *(cos, sin, len(batch), n, d, cos.shape[1], int(interleaved(pairing)), parts),
+            *(*taken(region, batch), cos, sin, len(batch), *sizes),
             outputs=stored_outputs(region.fmt, len(batch), n),
             **spread(len(batch) * parts),
         )
