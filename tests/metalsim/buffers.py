@@ -18,6 +18,20 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + 
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_POOLED = 1 << 20  # bytes; mappings up to here are kept for later buffers of their size
+_pool: dict[int, list[int]] = {}
+
+
+def _map(body: int) -> int:
+    """Address of a mapping of `body` accessible bytes between guards."""
+    if free := _pool.get(body):
+        return free.pop()
+    base = _libc.mmap(None, body + 2 * GUARD, 0, _PRIVATE, -1, 0)
+    if base in (None, ctypes.c_void_p(-1).value):
+        raise MemoryError(f"no {body} bytes of address space")
+    if _libc.mprotect(base + GUARD, body, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise MemoryError(f"no {body} bytes of memory")
+    return int(base)
 
 
 class Guarded:
@@ -28,18 +42,16 @@ class Guarded:
 
     def __init__(self, nbytes: int) -> None:
         rounded = -(-nbytes // 16) * 16
-        body = max(1, -(-rounded // mmap.PAGESIZE)) * mmap.PAGESIZE
-        self._length = body + 2 * GUARD
-        self._base = _libc.mmap(None, self._length, 0, _PRIVATE, -1, 0)
-        if self._base in (None, ctypes.c_void_p(-1).value):
-            raise MemoryError(f"no {self._length} bytes of address space")
-        if _libc.mprotect(self._base + GUARD, body, mmap.PROT_READ | mmap.PROT_WRITE):
-            raise MemoryError(f"no {body} bytes of memory")
-        self.address = self._base + GUARD + body - rounded
+        self._body = max(1, -(-rounded // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self._base = _map(self._body)
+        self.address = self._base + GUARD + self._body - rounded
         self.nbytes = nbytes
 
     def __del__(self) -> None:
-        _libc.munmap(self._base, self._length)
+        if self._body <= _POOLED:
+            _pool.setdefault(self._body, []).append(self._base)
+        else:
+            _libc.munmap(self._base, self._body + 2 * GUARD)
 
     def view(self) -> np.ndarray[Any, Any]:
         """The bytes, valid as long as this object lives."""

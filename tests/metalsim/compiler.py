@@ -18,9 +18,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from minfer import settings
-
 from metalsim.errors import MetalError
+from minfer import settings
 
 SHIM = Path(__file__).parent / "shim"
 LEAST_VERSION = 17  # of clang: bfloat arithmetic
