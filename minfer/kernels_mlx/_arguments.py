@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from minfer.format import Int32, KvFormat, Region
+from minfer.format import Int32, KvFormat, Region, word
 from minfer.ops import arguments, cell_arguments
 from minfer.ops.arguments import host_int32s
 from minfer.ops.cell_arguments import check_layout, check_planes
@@ -27,12 +27,8 @@ def host(array: Any) -> bool:
 
 def tensor(array: Any) -> mx.array:
     """The array as an mlx array of the same type."""
-    return mx.array(np.ascontiguousarray(array)) if host(array) else array
-
-
-def word(dtype: Any) -> str:
-    """`float32` for mx.float32 and for numpy's."""
-    return str(dtype).removeprefix("mlx.core.")
+    made: mx.array = mx.array(np.ascontiguousarray(array)) if host(array) else array
+    return made
 
 
 def floats(array: Any, name: str, n_dims: int) -> mx.array:
