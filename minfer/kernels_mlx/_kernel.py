@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -27,10 +27,9 @@ Output = tuple[Sequence[int], Any]  # shape and dtype
 def _metal_kernel() -> Callable[..., Any]:
     """MLX's maker of kernels; the simulator's where there is no Metal."""
     if mx.metal.is_available():
-        made: Callable[..., Any] = mx.fast.metal_kernel
-        return made
-    made = importlib.import_module("metalsim").metal_kernel  # `Device.unavailable` looks for it
-    return made
+        return mx.fast.metal_kernel
+    # `Device.unavailable` has looked for it
+    return cast(Callable[..., Any], importlib.import_module("metalsim").metal_kernel)
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,14 @@ class MetalKernel:
 
     @cached_property
     def _made(self) -> Callable[..., Any]:
-        return _metal_kernel()(
+        made: Callable[..., Any] = _metal_kernel()(
             name=self.name,
             input_names=list(self.inputs),
             output_names=list(self.outputs),
             source=self.source,
             header=PRELUDE + self.header,
         )
+        return made
 
     def __call__(
         self,
