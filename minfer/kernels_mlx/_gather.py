@@ -13,7 +13,8 @@ struct Window { int first, e0, e1, e2, b0, b1, b2, b3; };
 // window: int32 [n_q, 2] of [lo, hi), or [n_q, 4, 2] of (cell, length) in position order; not read
 // if `causal`. width: sliding width, 0 for none.
 template <bool RUNS>
-METAL_FUNC Window query_window(const device int* window, int query, int pos, int width, int causal) {
+METAL_FUNC Window query_window(const device int* window, int query, int pos, int width,
+                               int causal) {
   Window w = {0, 0, 0, 0, 0, 0, 0, 0};
   if (RUNS) {
     const device int* row = window + 8 * query;

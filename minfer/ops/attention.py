@@ -32,8 +32,15 @@ def check_query(shape: tuple[int, ...], k: Region) -> None:
         )
 
 
-def check_head_dim(head_dim: int, fmt: KvFormat, multiple: int) -> None:
-    """Refuse a head_dim that is no multiple of `multiple`, or of a block."""
+def check_head_dim(head_dim: int, fmt: KvFormat, multiple: int, largest: int = 0) -> None:
+    """Refuse a head_dim that is no multiple of `multiple`, or of a block, or over `largest`."""
+    if 0 < largest < head_dim:
+        raise Refusal(
+            "10",
+            f"head_dim {head_dim} is over {largest}, the most that this variant takes; the variant "
+            "rows takes every head_dim",
+            {"head_dim": head_dim, "largest": largest},
+        )
     rule, unit = ("3.3", BLOCK) if fmt is KvFormat.Q8_0 else ("10", multiple)
     if head_dim % unit:
         raise Refusal(

@@ -1,0 +1,189 @@
+"""Finds clang, builds kernels and the runtime, keeps what it built.
+
+A build is found again by the hash of the C++ text, the sources of the shim, the compiler and its
+flags, in the folder `metalsim` of minfer's cache. Files appear there whole (os.replace), so
+processes may build at the same time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from metalsim.errors import MetalError
+from minfer import settings
+
+SHIM = Path(__file__).parent / "shim"
+LEAST_VERSION = 17  # of clang: bfloat arithmetic
+
+_COMMON = ("-x", "c++", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-w")
+_RUNTIME = (*_COMMON, "-O2", "-fno-threadsafe-statics")
+# Metal rounds half and bfloat at every operation, has no double literals, and math mode "safe"
+# fuses nothing. MLX's buffers are aligned to 8 bytes only (max-type-align).
+_KERNEL = (
+    *_COMMON,
+    *("-O1", "-g1", "-gdwarf-4", "-nostdinc", "-ferror-limit=6", "-fmax-type-align=8"),
+    *("-ffp-contract=off", "-fno-math-errno", "-Xclang", "-cl-single-precision-constant"),
+    *("-Xclang", "-ffloat16-excess-precision=none"),
+    *("-Xclang", "-fbfloat16-excess-precision=none"),
+    *("-fno-finite-loops", "-fno-stack-protector", "-fstack-clash-protection"),
+)
+_MACHINE = {"x86_64": ("-march=x86-64-v3",)}  # half conversions in hardware
+_CHECKED = (
+    *("-fsanitize=thread", "-mllvm", "-tsan-instrument-read-before-write=1"),
+    *("-mllvm", "-tsan-instrument-func-entry-exit=0"),
+)
+_LINT = ("-DMETALSIM_LINT", "-fsyntax-only")
+
+
+def _zig() -> Path | None:
+    found = importlib.util.find_spec("ziglang")
+    return Path(found.origin).parent / "zig" if found and found.origin else None
+
+
+def _candidates() -> list[list[str]]:
+    """Compiler commands in the order they are tried."""
+    chosen = os.environ.get("METALSIM_CXX")
+    if chosen:
+        return [chosen.split()]
+    names = [f"clang++-{v}" for v in range(30, LEAST_VERSION - 1, -1)] + ["clang++"]
+    found = [[name] for name in names if shutil.which(name)]
+    zig = _zig()
+    return found + ([[str(zig), "clang"]] if zig else [])
+
+
+def _version(command: list[str]) -> tuple[int, str]:
+    try:
+        told = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
+    except OSError:
+        return 0, ""
+    number = re.search(r"clang version (\d+)", told)
+    return int(number[1]) if number else 0, told
+
+
+@functools.cache
+def find() -> tuple[tuple[str, ...], str]:
+    """The compiler's command, and its version in words."""
+    for command in _candidates():
+        number, told = _version(command)
+        if number >= LEAST_VERSION:
+            return tuple(command), told
+    raise MetalError(
+        f"no clang {LEAST_VERSION} or newer; `pip install ziglang`, or set METALSIM_CXX to the "
+        "command of one"
+    )
+
+
+def _uses_zig(command: tuple[str, ...]) -> bool:
+    return command[-1] == "clang" and "zig" in command[0] + command[-2]
+
+
+def _system_headers(machine: str) -> list[str]:
+    """zig's own C library headers: a machine needs none installed."""
+    zig = _zig()
+    assert zig is not None
+    library = zig.parent / "lib"
+    family = "x86" if machine == "x86_64" else machine
+    folders = [library / "include"]
+    folders += [
+        library / "libc" / "include" / name
+        for name in (f"{family}-linux-gnu", "generic-glibc", f"{family}-linux-any", "any-linux-any")
+    ]
+    flags = [f"--target={machine}-linux-gnu", "-nostdinc"]
+    return flags + [f for folder in folders for f in ("-isystem", str(folder))]
+
+
+def runtime_command(machine: str) -> list[str]:
+    """What compiles shim/runtime.cpp for `machine`, less the output."""
+    command, _ = find()
+    headers = _system_headers(machine) if _uses_zig(command) else []
+    return [*command, *_RUNTIME, *headers, "-c", str(SHIM / "runtime.cpp")]
+
+
+def _kernel_flags(checked: bool, machine: str) -> list[str]:
+    target = f"--target={machine}-linux-gnu"
+    return [target, *_KERNEL, *_MACHINE.get(machine, ()), *(_CHECKED if checked else ())]
+
+
+def kernel_command(checked: bool, machine: str) -> list[str]:
+    """What compiles a kernel for `machine`, less the input and output."""
+    return [*find()[0], *_kernel_flags(checked, machine), "-I", str(SHIM)]
+
+
+def _link_command(objects: list[Path], name: str, output: Path) -> list[str]:
+    command, _ = find()
+    inputs = [str(o) for o in objects]
+    options = ["-shared", "-o", str(output), *inputs]
+    if _uses_zig(command):
+        return [*command[:-1], "ld.lld", *options, "-soname", name, "-rpath", "$ORIGIN"]
+    return [*command, "-nostdlib", *options, f"-Wl,-soname,{name},-rpath,$ORIGIN"]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise MetalError(f"the kernel does not compile:\n{done.stderr[:4000]}")
+
+
+@functools.cache
+def _shim_hash() -> bytes:
+    digest = hashlib.sha256(find()[1].encode())
+    for path in sorted(SHIM.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.digest()
+
+
+def _key(*parts: str) -> str:
+    digest = hashlib.sha256(_shim_hash())
+    for part in parts:
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+def _folder() -> Path:
+    folder = settings.cache_dir() / "metalsim"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def build_runtime() -> Path:
+    """The runtime as a shared object."""
+    machine = platform.machine()
+    command = runtime_command(machine)
+    folder = _folder()
+    target = folder / f"runtime-{_key(machine, *_RUNTIME)}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            object_, library = Path(scratch, "runtime.o"), Path(scratch, "runtime.so")
+            _run([*command, "-o", str(object_)])
+            _run(_link_command([object_], target.name, library))
+            library.replace(target)
+    return target
+
+
+def build_kernel(cpp: str, checked: bool) -> Path:
+    """A kernel as a shared object; a checked one has passed the lint pass."""
+    runtime = build_runtime()
+    machine = platform.machine()
+    command = kernel_command(checked, machine)
+    folder = _folder()
+    target = folder / f"{_key(cpp, runtime.name, *_kernel_flags(checked, machine))}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            source, object_ = Path(scratch, "kernel.cpp"), Path(scratch, "kernel.o")
+            library = Path(scratch, "kernel.so")
+            source.write_text(cpp)
+            if checked:
+                _run([*kernel_command(False, machine), *_LINT, str(source)])
+            _run([*command, "-c", str(source), "-o", str(object_)])
+            _run(_link_command([object_, runtime], target.name, library))
+            library.replace(target)
+    return target
