@@ -7,7 +7,7 @@ matmul
           the bit.
 
 Tiles are the same for any number of rows, those past the last one are copies of it: no row's sums
-can tell how many others there are.
+can tell how many others there are. MLX's own product chooses its kernel by that number.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from minfer import reference  # noqa: E402
 from minfer.errors import Refusal  # noqa: E402
 from minfer.format import KvFormat  # noqa: E402
 from minfer.kernels_mlx import dense, matmul, matvec  # noqa: E402
+from minfer.kernels_mlx._kernel import MetalKernel  # noqa: E402
 
 pytestmark = pytest.mark.skipif(under_test.device != "metal", reason="runs by --on metal")
 
@@ -121,9 +122,11 @@ def test_rows_of_activations_are_taken_by_number() -> None:
     assert same_bits(backend.to_host(found), x[at])
 
 
-def test_steps_over_no_rows_give_none() -> None:
+def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal takes no empty grid."""
+    monkeypatch.setattr(MetalKernel, "__call__", lambda *args, **how: pytest.fail("launched"))
     x, heads, none = normal(0, 40), normal(0, 3, 8), np.zeros(0, np.int32)
-    table = normal(4, 4)
+    table, weight = normal(4, 4), reference.encode_weight(normal(5, 64), Q8_0)
     for out in (
         dense.rms_norm_rows(x, normal(40), eps=1e-5, config={}),
         dense.silu_mul_rows(x, x, config={}),
@@ -132,10 +135,14 @@ def test_steps_over_no_rows_give_none() -> None:
         dense.scale_rows(x, factor=2.0, config={}),
     ):
         assert out.shape == (0, 40) and out.dtype == mx.float32
-    out = dense.rope_rows(heads, none, table, table, pairing="half", config={})
-    assert out.shape == (0, 3, 8)
-    weight = reference.encode_weight(normal(5, 64), Q8_0)
+    turned = dense.rope_rows(heads, none, table, table, pairing="half", config={})
+    assert turned.shape == (0, 3, 8)
     assert dense.embed_rows(weight, none, fmt=Q8_0, config={}).shape == (0, 64)
+    for name, launches in PRODUCTS.items():
+        for fmt in launches:
+            weight = reference.encode_weight(normal(5, 64), fmt)
+            assert product(name, fmt, weight, normal(0, 64)).shape == (0, 5)
+            assert product(name, fmt, weight[:0], normal(2, 64)).shape == (2, 0)
 
 
 # -- products -------------------------------------------------------------------------------------
