@@ -43,8 +43,15 @@ def from_host(array: NDArray[Any]) -> mx.array:
 
 
 def to_host(array: Any) -> NDArray[Any]:
-    """An mlx array as numpy, evaluated and copied."""
-    host: NDArray[Any] = np.array(array) if isinstance(array, mx.array) else array
+    """An mlx array as numpy, evaluated and copied.
+
+    Waits for all work: what it reads cannot be written in place before it has ended.
+    """
+    if not isinstance(array, mx.array):
+        given: NDArray[Any] = array
+        return given
+    host = np.array(array)
+    mx.synchronize()
     return host
 
 
@@ -61,11 +68,11 @@ def empty_region(
     """One region, see `empty_regions`."""
     check_fill(fill)
     n = n_head_kv * head_dim
-    arrays = [
-        mx.zeros(shape, getattr(mx, dtype)) for shape, dtype in planes.shapes(fmt, n_cells, n)
-    ]
+    shapes = planes.shapes(fmt, n_cells, n)
+    arrays = [mx.zeros(shape, getattr(mx, dtype)) for shape, dtype in shapes]
     if math.isnan(fill):
-        arrays[-1][:, : _used(fmt, n)] = fill
+        # numpy's NaN, as on other devices: a conversion of mlx may make another one
+        arrays[-1][:, : _used(fmt, n)] = mx.array(np.full(1, fill, shapes[-1][1]))
     mx.eval(arrays)
     return Region(fmt, LAYOUT, n_head_kv, head_dim, tuple(arrays))
 
@@ -113,7 +120,8 @@ def decode_cells(region: Region, cells: Int32) -> mx.array:
     if region.fmt is KvFormat.Q8_0:
         scales = region.arrays[1][index][:, : region.row_elems // BLOCK].astype(mx.float32)
         decoded = decoded.reshape(-1, region.row_elems // BLOCK, BLOCK) * scales[..., None]
-    return decoded.reshape(len(index), region.n_head_kv, region.head_dim)
+    shaped: mx.array = decoded.reshape(len(index), region.n_head_kv, region.head_dim)
+    return shaped
 
 
 def environment() -> dict[str, str]:

@@ -6,12 +6,12 @@ values would stop the GPU, so whoever made them has checked them (contract 7.5).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from minfer.format import Int32, KvFormat, Region
+from minfer.format import Int32, KvFormat, Region, word
 from minfer.ops import arguments, cell_arguments
 from minfer.ops.arguments import host_int32s
 from minfer.ops.cell_arguments import check_layout, check_planes
@@ -27,12 +27,7 @@ def host(array: Any) -> bool:
 
 def tensor(array: Any) -> mx.array:
     """The array as an mlx array of the same type."""
-    return mx.array(np.ascontiguousarray(array)) if host(array) else array
-
-
-def word(dtype: Any) -> str:
-    """`float32` for mx.float32 and for numpy's."""
-    return str(dtype).removeprefix("mlx.core.")
+    return mx.array(np.ascontiguousarray(array)) if host(array) else cast(mx.array, array)
 
 
 def floats(array: Any, name: str, n_dims: int) -> mx.array:
@@ -53,7 +48,7 @@ def int32s(array: Any, name: str, n_dims: int | None = 1) -> mx.array:
         arguments.refuse_fractions(name, word(array.dtype))
     if n_dims is not None and array.ndim != n_dims:
         arguments.refuse_dimensions(array.shape, name, n_dims)
-    return array
+    return cast(mx.array, array)
 
 
 def stored(weight: Any, fmt: KvFormat) -> tuple[mx.array, int]:

@@ -6,10 +6,11 @@ would come in another address space, so they are padded; scalars come as referen
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -26,12 +27,9 @@ Output = tuple[Sequence[int], Any]  # shape and dtype
 def _metal_kernel() -> Callable[..., Any]:
     """MLX's maker of kernels; the simulator's where there is no Metal."""
     if mx.metal.is_available():
-        made: Callable[..., Any] = mx.fast.metal_kernel
-        return made
-    import metalsim  # `Device.unavailable` has looked for it
-
-    simulated: Callable[..., Any] = metalsim.metal_kernel
-    return simulated
+        return mx.fast.metal_kernel
+    # `Device.unavailable` has looked for it
+    return cast(Callable[..., Any], importlib.import_module("metalsim").metal_kernel)
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,14 @@ class MetalKernel:
 
     @cached_property
     def _made(self) -> Callable[..., Any]:
-        return _metal_kernel()(
+        made: Callable[..., Any] = _metal_kernel()(
             name=self.name,
             input_names=list(self.inputs),
             output_names=list(self.outputs),
             source=self.source,
             header=PRELUDE + self.header,
         )
+        return made
 
     def __call__(
         self,

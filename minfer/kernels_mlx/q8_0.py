@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from minfer.format import BLOCK, KvFormat, cell_bytes
-from minfer.kernels_mlx._arguments import floats, host, tensor, word
+from minfer.format import BLOCK, KvFormat, cell_bytes, word
+from minfer.kernels_mlx._arguments import floats, host, tensor
 from minfer.kernels_mlx._cell import CELL, parts_of, spread
 from minfer.kernels_mlx._kernel import MetalKernel
 from minfer.ops import Config, cell_arguments, variant

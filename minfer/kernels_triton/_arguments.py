@@ -17,7 +17,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region
+from minfer.format import KvFormat, Region, word
 from minfer.ops import arguments, cell_arguments
 from minfer.ops.arguments import host_int32s
 from minfer.ops.cell_arguments import check_layout, check_planes
@@ -102,11 +102,6 @@ def _float32(array: Any, name: str, n_dims: int) -> torch.Tensor:
     if given.ndim != n_dims:
         arguments.refuse_dimensions(given.shape, name, n_dims)
     return given
-
-
-def word(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def int32s(array: Any, name: str, n_dims: int | None = 1) -> torch.Tensor:
