@@ -22,7 +22,7 @@ MACHINES = "0 --cache-type f32" "1 --cache-type f16 --sanitize" "2 --cache-type 
 # of tests/triton can be run so too, which takes minutes.
 INTERPRETED = kernels engine
 interpreted_kernels = tests/kernels tests/triton/test_split_triton.py
-interpreted_engine = tests/triton/test_engine_triton.py tests/triton/test_store_triton.py
+interpreted_engine = tests/triton/test_engine_triton.py
 OLD_TRITON = 3.6.0
 
 # What `memcheck` runs under NVIDIA's sanitizer, which makes kernels 10 to 100 times slower.

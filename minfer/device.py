@@ -31,9 +31,13 @@ class DeviceKind(enum.Enum):
 
 def no_mac() -> str | None:
     """Why the metal device cannot be used here, None if it can."""
-    if sys.platform == "darwin" or settings.flag("MINFER_METAL_SIM"):
+    if sys.platform == "darwin":
         return None
-    return "needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
+    if not settings.flag("MINFER_METAL_SIM"):
+        return "needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
+    if importlib.util.find_spec("metalsim") is None:
+        return "needs the simulator, which lies in tests/ of a source checkout: PYTHONPATH=tests"
+    return None
 
 
 def no_gpu() -> str | None:

@@ -44,6 +44,11 @@ class KvFormat(enum.Enum):
         return self.value
 
 
+def word(dtype: object) -> str:
+    """`float32` for that type of numpy, torch or mlx."""
+    return str(dtype).rpartition(".")[2]
+
+
 def cell_words(fmt: KvFormat, n: int) -> int:
     """Width in f32 words of a cell of `n` elements; the only place that knows (contract 3.4)."""
     if fmt is KvFormat.F32:

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "minfer"
 
 # From the ground up: a module imports its own layer and those before it.
 LAYERS = (
-    ("errors", "settings", "format", "window", "memory"),
+    ("errors", "settings", "format", "planes", "window", "memory"),
     ("ops", "rope", "timing", "reference", "cases"),
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
     ("device", "receipt", "registry"),
@@ -35,7 +35,7 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 KERNELS = LAYERS[2]
 PACKAGES = {"kernels_numba": "numba", "kernels_triton": "triton"}  # and what they are written in
-FOR_KERNELS = {"errors", "settings", "format", "window", "memory", "ops"}
+FOR_KERNELS = {"errors", "settings", "format", "planes", "window", "memory", "ops"}
 
 
 def modules() -> list[Path]:

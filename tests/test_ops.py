@@ -50,6 +50,8 @@ def test_limits_of_a_gpu_of_groups_and_of_f32_cells() -> None:
     four = Limits(max_group=4)
     assert four.why_not(Shape(n_head=8, n_head_kv=2)) is None
     assert "4 query heads a KV head, not 5" in str(four.why_not(Shape(n_head=10, n_head_kv=2)))
+    assert Limits(max_head_dim=256).why_not(Shape(head_dim=256)) is None
+    assert "128 at most, not 256" in str(Limits(max_head_dim=128).why_not(Shape(head_dim=256)))
     short, long = Limits(max_head_dim_f32=128), Shape(head_dim=256)
     assert short.why_not(Shape(head_dim=128), fmt=KvFormat.F32) is None
     assert short.why_not(long, fmt=KvFormat.F16) is None

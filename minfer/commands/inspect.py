@@ -63,6 +63,8 @@ def _variant_row(v: Variant) -> dict[str, Any]:
         takes.append(f"head_dim {', '.join(map(str, v.limits.head_dims))}")
     if v.limits.head_dim_multiple > 1:
         takes.append(f"head_dim a multiple of {v.limits.head_dim_multiple}")
+    if v.limits.max_head_dim:
+        takes.append(f"head_dim up to {v.limits.max_head_dim}")
     if v.limits.max_group:
         takes.append(f"up to {v.limits.max_group} query heads a KV head")
     if v.limits.capability:

@@ -1,8 +1,7 @@
 """The CUDA backend: kernels in Triton, and the array helpers that a store asks of every backend.
 
-Arrays are torch tensors. A region of f32 or f16 cells is one tensor of rows; q8_0 cells lie in two
-planes, int8 codes [n_cells, n] and float16 scales [n_cells, n / 32], because 34-byte blocks are
-read at a quarter of the memory's speed. What leaves the package is canonical (contract 3.5).
+Arrays are torch tensors, cells lie in planes (`minfer.planes`). What leaves the package is
+canonical (contract 3.5).
 """
 
 from __future__ import annotations
@@ -14,23 +13,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minfer.format import BLOCK, BLOCK_BYTES, Bytes, Int32, KvFormat, Region
+from minfer import planes
+from minfer.format import BLOCK, Bytes, Int32, KvFormat, Region
 from minfer.kernels_triton._arguments import (
-    LAYOUT,
     check_region,
     checked_cells,
     home,
     interpreted,
-    plane_shapes,
     tensor,
 )
 from minfer.ops.cell_arguments import check_bytes, check_fill
+from minfer.planes import LAYOUT
 
 __all__ = ["LAYOUT"]
 
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
-SCALE_BYTES = BLOCK_BYTES - BLOCK
 
 
 def compute_capability() -> tuple[int, int] | None:
@@ -67,11 +65,11 @@ def empty_region(
 ) -> Region:
     """One region, see `empty_regions`."""
     check_fill(fill)
-    planes = tuple(
-        torch.zeros(shape, dtype=dtype, device=home())
-        for shape, dtype in plane_shapes(fmt, n_cells, n_head_kv * head_dim)
+    arrays = tuple(
+        torch.zeros(shape, dtype=getattr(torch, dtype), device=home())
+        for shape, dtype in planes.shapes(fmt, n_cells, n_head_kv * head_dim)
     )
-    region = Region(fmt, LAYOUT, n_head_kv, head_dim, planes)
+    region = Region(fmt, LAYOUT, n_head_kv, head_dim, arrays)
     _fill(region, slice(None), fill)
     return region
 
@@ -99,17 +97,8 @@ def read_cells(region: Region, cells: Int32) -> Bytes:
     """A copy of the cells, canonical: uint8 [n, cell_bytes]."""
     check_region(region, region.fmt)
     index = checked_cells(region, cells).long()
-    planes = [to_host(plane[index]) for plane in region.arrays]
-    if region.fmt is not KvFormat.Q8_0:
-        return planes[0].view(np.uint8)
-    codes, scales = planes
-    n, blocks = len(codes), region.row_elems // BLOCK
-    packed = np.empty((n, blocks, BLOCK_BYTES), np.uint8)
-    packed[..., :SCALE_BYTES] = scales[:, :blocks, None].copy().view(np.uint8)
-    packed[..., SCALE_BYTES:] = codes.reshape(n, blocks, BLOCK).view(np.uint8)
-    canonical = np.zeros((n, region.row_bytes), np.uint8)
-    canonical[:, : blocks * BLOCK_BYTES] = packed.reshape(n, blocks * BLOCK_BYTES)
-    return canonical
+    held = tuple(to_host(plane[index]) for plane in region.arrays)
+    return planes.to_canonical(region.fmt, held, region.row_elems)
 
 
 def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
@@ -118,22 +107,10 @@ def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
     index = checked_cells(region, cells).long()
     rows = np.asarray(rows)
     check_bytes(region, rows, len(index))
-    for plane, part in zip(region.arrays, _as_planes(region, rows), strict=True):
+    parts = planes.of_canonical(region.fmt, rows, region.row_elems)
+    for plane, part in zip(region.arrays, parts, strict=True):
         plane[index] = from_host(part)
     return region
-
-
-def _as_planes(region: Region, rows: Bytes) -> tuple[NDArray[Any], ...]:
-    """Canonical rows as the planes of a region."""
-    if region.fmt is not KvFormat.Q8_0:
-        dtype = np.float32 if region.fmt is KvFormat.F32 else np.float16
-        return (np.ascontiguousarray(rows).view(dtype),)
-    n, blocks = len(rows), region.row_elems // BLOCK
-    packed = rows[:, : blocks * BLOCK_BYTES].reshape(n, blocks, BLOCK_BYTES)
-    codes = packed[..., SCALE_BYTES:].reshape(n, region.row_elems).view(np.int8)
-    scales = np.zeros((n, region.arrays[1].shape[1]), np.float16)
-    scales[:, :blocks] = np.ascontiguousarray(packed[..., :SCALE_BYTES]).view(np.float16)[..., 0]
-    return codes, scales
 
 
 def decode_cells(region: Region, cells: Int32) -> torch.Tensor:

@@ -17,10 +17,12 @@ from triton import knobs
 from triton.runtime import driver
 
 from minfer.errors import Refusal
-from minfer.format import KvFormat, Region, cell_bytes
+from minfer.format import KvFormat, Region, word
 from minfer.ops import arguments, cell_arguments
+from minfer.ops.arguments import host_int32s
+from minfer.ops.cell_arguments import check_layout, check_planes
+from minfer.planes import LAYOUT
 
-LAYOUT = "planes"
 STORED = {KvFormat.F32: torch.float32, KvFormat.F16: torch.float16, KvFormat.Q8_0: torch.uint8}
 ACTIVATIONS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -102,19 +104,6 @@ def _float32(array: Any, name: str, n_dims: int) -> torch.Tensor:
     return given
 
 
-def word(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def host_int32s(array: Any, name: str, n_dims: int | None = 1) -> NDArray[np.int32]:
-    """A host array of whole numbers as int32; refuses what int32 cannot hold."""
-    array = np.asarray(array)
-    if n_dims is not None and array.ndim != n_dims:
-        arguments.refuse_dimensions(array.shape, name, n_dims)
-    return np.ascontiguousarray(arguments.narrowed(array, name))
-
-
 def int32s(array: Any, name: str, n_dims: int | None = 1) -> torch.Tensor:
     """Whole numbers as a contiguous int32 tensor where kernels run."""
     if host(array):
@@ -159,38 +148,11 @@ def product(weight: Any, x: Any, fmt: KvFormat) -> tuple[torch.Tensor, torch.Ten
 # -- regions --------------------------------------------------------------------------------------
 
 
-def plane_shapes(
-    fmt: KvFormat, n_cells: int, n: int
-) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
-    """Shape and type of each array of a region of cells of `n` elements (contract 3.5)."""
-    if fmt is KvFormat.F32:
-        return (((n_cells, n), torch.float32),)
-    if fmt is KvFormat.F16:
-        return (((n_cells, cell_bytes(fmt, n) // 2), torch.float16),)
-    scales = (cell_bytes(fmt, n) - n) // 2  # an even number: the last one may be padding
-    return ((n_cells, n), torch.int8), ((n_cells, scales), torch.float16)
-
-
 def check_region(region: Region, fmt: KvFormat) -> None:
     """Refuse a region of another format or layout, or whose arrays are not what its sizes say."""
-    if region.fmt is not fmt or region.layout != LAYOUT:
-        raise Refusal(
-            "3.2",
-            f"this call wants {fmt} cells in {LAYOUT} and the region holds {region.layout} "
-            f"{region.fmt}",
-            {"fmt": fmt.value, "region": region.fmt.value, "layout": region.layout},
-        )
-    wanted = plane_shapes(fmt, region.n_cells, region.row_elems)
-    given = tuple((tuple(plane.shape), plane.dtype) for plane in region.arrays)
-    if given != wanted or not all(plane.is_contiguous() for plane in region.arrays):
-        shown = ", ".join(f"{word(dtype)} {list(shape)}" for shape, dtype in given)
-        need = ", ".join(f"{word(dtype)} {list(shape)}" for shape, dtype in wanted)
-        raise Refusal(
-            "3.5",
-            f"a {fmt} region of {region.n_head_kv} heads of {region.head_dim} is contiguous "
-            f"{need}, not {shown}",
-            {"given": shown, "wanted": need},
-        )
+    check_layout(region, fmt, LAYOUT)
+    given = tuple((tuple(plane.shape), word(plane.dtype)) for plane in region.arrays)
+    check_planes(region, given, all(plane.is_contiguous() for plane in region.arrays))
     for plane in region.arrays:
         _at_home(plane, "the region")
 
@@ -204,23 +166,12 @@ def checked_cells(region: Region, cells: Any) -> torch.Tensor:
     """The cells as int32 [n]; a host array is refused if one is outside the region."""
     if not host(cells):
         return int32s(cells, "cells")
-    checked = host_int32s(cells, "cells")
-    bad = np.flatnonzero((checked < 0) | (checked >= region.n_cells))
-    if len(bad):
-        cell_arguments.refuse_cell(checked[bad[0]], bad[0], region.n_cells)
-    return tensor(checked, "cells")
+    return tensor(cell_arguments.host_cells(cells, region.n_cells), "cells")
 
 
 def checked_moves(region: Region, moves: Any) -> NDArray[np.int32]:
     """The moves as int32 [n, 3] on the host, refused if one of them leaves the region."""
-    checked = host_int32s(moves if host(moves) else moves.cpu().numpy(), "moves", 2)
-    cell_arguments.check_moves_shape(checked.shape)
-    wide = checked.astype(np.int64)
-    beyond = (wide < 0).any(axis=1) | (wide[:, :2].max(axis=1) + wide[:, 2] > region.n_cells)
-    if beyond.any():
-        bad = int(np.argmax(beyond))
-        cell_arguments.refuse_move(bad, checked[bad].tolist(), region.n_cells)
-    return checked
+    return cell_arguments.host_moves(moves if host(moves) else moves.cpu().numpy(), region.n_cells)
 
 
 def checked_turn(
@@ -229,10 +180,7 @@ def checked_turn(
     """Cells of a q8_0 region, each named once, and the table row that turns their heads."""
     checked = checked_cells(region, cells)
     if host(cells):
-        seen, first = np.unique(np.asarray(cells), return_index=True)
-        if len(seen) != len(checked):
-            row = int(np.setdiff1d(np.arange(len(checked)), first)[0])
-            cell_arguments.refuse_repeated(np.asarray(cells)[row], row)
+        cell_arguments.check_once(np.asarray(cells))
     cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
     cell_arguments.check_turn(cos.shape, sin.shape, region.head_dim)
     return checked, cos, sin

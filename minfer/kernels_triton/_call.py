@@ -13,20 +13,19 @@ import numpy as np
 import torch
 
 from minfer import window
-from minfer.errors import Refusal
 from minfer.format import KvFormat, Region
 from minfer.kernels_triton._arguments import (
     check_region,
     floats,
     host,
-    host_int32s,
     int32s,
     planes,
     tensor,
 )
 from minfer.kernels_triton._gather import CAUSAL, RUNS, SPAN
 from minfer.ops import attention, cell_arguments
-from minfer.window import PARTITION, Causal, Span, WindowMode
+from minfer.ops.arguments import host_int32s
+from minfer.window import WindowMode
 
 MODES = {
     WindowMode.CAUSAL: CAUSAL.value,
@@ -72,16 +71,9 @@ class Call(NamedTuple):
 
     @property
     def most_partitions(self) -> int:
-        """No query's keys lie in more partitions than these.
-
-        Windows on the device are not looked at: they name a cell once, as a store's do.
-        """
-        if self.host_windows is not None:
-            ends, firsts = self.host_windows
-            parts = ends // PARTITION - firsts // PARTITION + 1
-            return int(parts.max()) if len(parts) else 1
-        n_keys = min(self.k.n_cells, self.v.n_cells)
-        return (min(n_keys, self.width) if self.width else n_keys) // PARTITION + 2
+        """No query's keys lie in more partitions than these."""
+        n_cells = min(self.k.n_cells, self.v.n_cells)
+        return attention.most_partitions(self.host_windows, n_cells, self.width)
 
     @property
     def window_or_positions(self) -> torch.Tensor:
@@ -130,7 +122,7 @@ def prepare(
         array = host_int32s(array, "the window", None)
     attention.check_count(len(positions), n_q)
     if host(positions) and (array is None or host(array)):
-        seen = _firsts(op, positions, array, min(k.n_cells, v.n_cells), int(width))
+        seen = attention.firsts(op, positions, array, min(k.n_cells, v.n_cells), int(width))
     size = 0 if array is None else int(np.prod(array.shape))
     mode = window.mode_of(size, n_q)
     attention.check_mode(op, mode, n_q)
@@ -148,35 +140,10 @@ def prepare(
     )
 
 
-def _firsts(op: str, positions: Any, array: Any, n_cells: int, width: int) -> Any:
-    """First logical index each query sees, int64 [n_q]; refuses windows that are none."""
-    windows = attention.wrap(op, array, len(positions))
-    window.check(windows, positions, n_cells)
-    ends = positions.astype(np.int64) + 1
-    if isinstance(windows, Causal):
-        lengths = ends
-    elif isinstance(windows, Span):
-        lengths = windows.array[:, 1].astype(np.int64) - windows.array[:, 0]
-    else:
-        lengths = windows.array[..., 1].sum(axis=1, dtype=np.int64)
-    return ends - (np.minimum(lengths, width) if width else lengths)
-
-
 def tiles_of(call: Call, tiles: Any, block_m: int) -> torch.Tensor:
     """Tiles int32 [n, 2] of (first query, count); host ones are refused if they cut wrongly."""
     if not host(tiles):
         given = int32s(tiles, "tiles", 2)
         attention.check_tile_shape(tuple(given.shape))
         return given
-    table = host_int32s(tiles, "tiles", 2)
-    attention.check_tile_shape(table.shape)
-    if call.host_windows is not None:
-        attention.used_tiles(table.astype(np.int64), *call.host_windows)
-    if len(table) and table[:, 1].max() > block_m:
-        most = int(table[:, 1].max())
-        raise Refusal(
-            "2.7",
-            f"a tile of {most} queries is larger than block_m {block_m}; cut it, or give block_m",
-            {"queries": most, "block_m": block_m},
-        )
-    return tensor(table, "tiles")
+    return tensor(attention.host_tiles(tiles, call.host_windows, block_m), "tiles")

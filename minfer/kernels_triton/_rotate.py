@@ -7,9 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.kernels_triton._arguments import floats, host, host_int32s, int32s, tensor
+from minfer.kernels_triton._arguments import floats, host, int32s, tensor
 from minfer.ops import INTERLEAVED as INTERLEAVED_PAIRS
 from minfer.ops import arguments, check_pairing
+from minfer.ops.arguments import host_int32s
 
 
 @triton.jit

@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
-from minfer.kernels_triton._arguments import floats, host, host_int32s, int32s, rows, stored, tensor
+from minfer.kernels_triton._arguments import floats, host, int32s, rows, stored, tensor
 from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, ROUND, ROUND_BITS
 from minfer.kernels_triton._rotate import checked_rope, interleaved, load_turned
 from minfer.kernels_triton._tile import BLOCK, FORMATS, Q8_0
 from minfer.ops import Config, arguments, variant
+from minfer.ops.arguments import host_int32s
 
 STRIP = 1024  # elements of a row that a program takes
 # exp(-x) = 2**-n * exp(n * ln 2 - x): ln 2 in two parts, the first so short that n times it is

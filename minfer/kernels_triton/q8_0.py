@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from minfer.format import BLOCK as BLOCK_ELEMENTS
-from minfer.format import KvFormat, cell_bytes
-from minfer.kernels_triton._arguments import blocks, floats, tensor, word
+from minfer.format import KvFormat, cell_bytes, word
+from minfer.kernels_triton._arguments import blocks, floats, tensor
 from minfer.kernels_triton._cell import load_canonical, store_canonical
 from minfer.kernels_triton._tile import BLOCK
 from minfer.ops import Config, cell_arguments, variant

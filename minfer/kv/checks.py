@@ -11,7 +11,7 @@ import numpy as np
 
 from minfer import settings
 from minfer.errors import Refusal
-from minfer.format import Int32
+from minfer.format import Int32, word
 from minfer.window import WindowMode
 
 INT32_MAX = 2**31 - 1
@@ -97,7 +97,7 @@ def checked_rows(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleT
         if own is not np.ndarray:
             wanted += f" or a {own.__module__}.{own.__name__}"
         raise Refusal("10", f"{name} is a {kind}; give {wanted}", {"name": name, "type": kind})
-    dtype, given = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+    dtype, given = word(array.dtype), tuple(array.shape)
     if dtype != "float32":
         raise Refusal(
             "4.2",

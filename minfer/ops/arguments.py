@@ -60,6 +60,14 @@ def narrowed(array: Any, name: str) -> NDArray[np.int32]:
     return as_int32
 
 
+def host_int32s(array: Any, name: str, n_dims: int | None = 1) -> NDArray[np.int32]:
+    """A host array of whole numbers as int32; refuses what int32 cannot hold."""
+    array = np.asarray(array)
+    if n_dims is not None and array.ndim != n_dims:
+        refuse_dimensions(array.shape, name, n_dims)
+    return np.ascontiguousarray(narrowed(array, name))
+
+
 def refuse_weight_type(fmt: KvFormat, wanted: str, dtype: str) -> NoReturn:
     """Refuse a weight of another type than that of its format."""
     raise Refusal(

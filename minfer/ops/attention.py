@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from minfer import window
 from minfer.errors import Refusal
 from minfer.format import BLOCK, Int32, KvFormat, Region
-from minfer.window import Window
+from minfer.ops.arguments import host_int32s
+from minfer.window import PARTITION, Causal, Span, Window
 
 SCALE_END = 2.0**127  # times log2(e) it is still a float32
 
@@ -31,8 +32,15 @@ def check_query(shape: tuple[int, ...], k: Region) -> None:
         )
 
 
-def check_head_dim(head_dim: int, fmt: KvFormat, multiple: int) -> None:
-    """Refuse a head_dim that is no multiple of `multiple`, or of a block."""
+def check_head_dim(head_dim: int, fmt: KvFormat, multiple: int, largest: int = 0) -> None:
+    """Refuse a head_dim that is no multiple of `multiple`, or of a block, or over `largest`."""
+    if 0 < largest < head_dim:
+        raise Refusal(
+            "10",
+            f"head_dim {head_dim} is over {largest}, the most that this variant takes; the variant "
+            "rows takes every head_dim",
+            {"head_dim": head_dim, "largest": largest},
+        )
     rule, unit = ("3.3", BLOCK) if fmt is KvFormat.Q8_0 else ("10", multiple)
     if head_dim % unit:
         raise Refusal(
@@ -85,6 +93,55 @@ def check_mode(op: str, mode: window.WindowMode, n_q: int) -> None:
             f"{mode.op} does",
             {"op": op, "mode": mode.value, "n_q": n_q},
         )
+
+
+def firsts(
+    op: str, positions: Int32, array: Int32 | None, n_cells: int, width: int
+) -> NDArray[np.int64]:
+    """First logical index each query sees, int64 [n_q]; refuses windows that are none.
+
+    positions int32 [n_q] and the window input lie on the host. n_cells: of the region.
+    """
+    windows = wrap(op, array, len(positions))
+    window.check(windows, positions, n_cells)
+    ends = positions.astype(np.int64) + 1
+    if isinstance(windows, Causal):
+        lengths = ends
+    elif isinstance(windows, Span):
+        lengths = windows.array[:, 1].astype(np.int64) - windows.array[:, 0]
+    else:
+        lengths = windows.array[..., 1].sum(axis=1, dtype=np.int64)
+    seen: NDArray[np.int64] = ends - (np.minimum(lengths, width) if width else lengths)
+    return seen
+
+
+def most_partitions(host_windows: tuple[Any, Any] | None, n_cells: int, width: int) -> int:
+    """No query's keys lie in more partitions than these.
+
+    host_windows: positions and first index each sees. Windows on the device (None) are not looked
+    at: they name a cell once, as a store's do.
+    """
+    if host_windows is not None:
+        ends, seen = host_windows
+        parts = ends // PARTITION - seen // PARTITION + 1
+        return int(parts.max()) if len(parts) else 1
+    return (min(n_cells, width) if width else n_cells) // PARTITION + 2
+
+
+def host_tiles(tiles: Any, host_windows: tuple[Any, Any] | None, block_m: int) -> Int32:
+    """Host tiles as int32 [n, 2] of (first query, count), refused if they cut wrongly."""
+    table = host_int32s(tiles, "tiles", 2)
+    check_tile_shape(table.shape)
+    if host_windows is not None:
+        used_tiles(table.astype(np.int64), *host_windows)
+    if len(table) and table[:, 1].max() > block_m:
+        most = int(table[:, 1].max())
+        raise Refusal(
+            "2.7",
+            f"a tile of {most} queries is larger than block_m {block_m}; cut it, or give block_m",
+            {"queries": most, "block_m": block_m},
+        )
+    return table
 
 
 def check_tile_shape(shape: tuple[int, ...]) -> None:

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from minfer import planes
 from minfer.errors import Refusal
-from minfer.format import BLOCK, KvFormat, Region, cell_bytes
-from minfer.ops.arguments import Sizes
+from minfer.format import BLOCK, Int32, KvFormat, Region, cell_bytes
+from minfer.ops.arguments import Sizes, host_int32s
 
 
 def check_fill(fill: float) -> None:
@@ -30,6 +31,32 @@ def check_bytes(region: Region, rows: Any, n: int) -> None:
             "3.5",
             f"bytes of {n} cells are uint8 {list(wanted)}, not {rows.dtype} {list(rows.shape)}",
             {"shape": tuple(rows.shape), "wanted": wanted},
+        )
+
+
+def check_layout(region: Region, fmt: KvFormat, layout: str) -> None:
+    """Refuse a region of another format or layout."""
+    if region.fmt is not fmt or region.layout != layout:
+        raise Refusal(
+            "3.2",
+            f"this call wants {fmt} cells in {layout} and the region holds {region.layout} "
+            f"{region.fmt}",
+            {"fmt": fmt.value, "region": region.fmt.value, "layout": region.layout},
+        )
+
+
+def check_planes(region: Region, given: Any, contiguous: bool = True) -> None:
+    """Refuse planes, `given` as (shape, dtype) each, that are not what the region's sizes say."""
+    wanted = planes.shapes(region.fmt, region.n_cells, region.row_elems)
+    if given != wanted or not contiguous:
+        need, shown = (
+            ", ".join(f"{dtype} {list(shape)}" for shape, dtype in some) for some in (wanted, given)
+        )
+        raise Refusal(
+            "3.5",
+            f"a {region.fmt} region of {region.n_head_kv} heads of {region.head_dim} is contiguous "
+            f"{need}, not {shown}",
+            {"given": shown, "wanted": need},
         )
 
 
@@ -50,6 +77,35 @@ def refuse_cell(cell: int, row: int, n_cells: int) -> NoReturn:
         f"cell {cell} of row {row} is outside the region of {n_cells} cells",
         {"cell": int(cell), "row": int(row), "n_cells": n_cells},
     )
+
+
+def host_cells(cells: Any, n_cells: int) -> Int32:
+    """Host cells as int32 [n], refused if one is outside a region of `n_cells`."""
+    checked = host_int32s(cells, "cells")
+    bad = np.flatnonzero((checked < 0) | (checked >= n_cells))
+    if len(bad):
+        refuse_cell(checked[bad[0]], bad[0], n_cells)
+    return checked
+
+
+def host_moves(moves: Any, n_cells: int) -> Int32:
+    """Host moves as int32 [n, 3], refused if one of them leaves a region of `n_cells`."""
+    checked = host_int32s(moves, "moves", 2)
+    check_moves_shape(checked.shape)
+    wide = checked.astype(np.int64)
+    beyond = (wide < 0).any(axis=1) | (wide[:, :2].max(axis=1) + wide[:, 2] > n_cells)
+    if beyond.any():
+        bad = int(np.argmax(beyond))
+        refuse_move(bad, checked[bad].tolist(), n_cells)
+    return checked
+
+
+def check_once(cells: Int32) -> None:
+    """Refuse host cells of which one is named twice."""
+    seen, first = np.unique(cells, return_index=True)
+    if len(seen) != len(cells):
+        row = int(np.setdiff1d(np.arange(len(cells)), first)[0])
+        refuse_repeated(cells[row], row)
 
 
 def check_moves_shape(shape: Sizes) -> None:

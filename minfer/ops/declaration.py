@@ -57,6 +57,7 @@ class Limits:
     kinds: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     head_dim_multiple: int = 1
+    max_head_dim: int = 0
     max_head_dim_f32: int = 0  # over f32 cells
     max_group: int = 0  # query heads a KV head
     capability: tuple[int, int] | None = None  # of a GPU, at least
@@ -81,6 +82,8 @@ class Limits:
             return f"head_dim {shape.head_dim} is not one of {list(self.head_dims)}"
         if shape.head_dim % self.head_dim_multiple:
             return f"head_dim {shape.head_dim} is no multiple of {self.head_dim_multiple}"
+        if 0 < self.max_head_dim < shape.head_dim:
+            return f"takes a head_dim of {self.max_head_dim} at most, not {shape.head_dim}"
         largest = self.max_head_dim_f32
         if fmt is KvFormat.F32 and 0 < largest < shape.head_dim:
             return f"takes a head_dim of {largest} at most over f32 cells, not {shape.head_dim}"

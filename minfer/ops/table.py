@@ -30,7 +30,7 @@ class Op:
     keywords: tuple[str, ...]
     summary: str
     formats: str = ""
-    backends: tuple[str, ...] = ("kernels_numba", "kernels_triton")
+    backends: tuple[str, ...] = ("kernels_numba", "kernels_triton", "kernels_mlx")
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -53,8 +53,10 @@ def matrix(of: Sequence[cases.Case], *names: str) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs start as NaN, so an element that is not written shows."""
+    """Outputs start as NaN, so an element that is not written shows; MLX makes them itself."""
     call = under_test.module("_call").Call
+    if not hasattr(call, "empty_out"):
+        return
     empty_out = call.empty_out
 
     def poisoned(self: Any) -> Any:
@@ -110,8 +112,7 @@ def test_every_case_of_the_matrix_meets_its_default_variant() -> None:
                 continue
             how: dict[str, Any] = {"device": under_test.device, "fmt": fmt, "shape": case.shape}
             chosen = registry.select(case.mode.op, **how).variant
-            longest = find(case.mode.op, "flash").limits.max_head_dim_f32
-            if fmt is KvFormat.F32 and case.kind == PREFILL and 0 < longest < case.head_dim:
+            if case.kind == PREFILL and not takes(find(case.mode.op, "flash"), case, fmt):
                 assert chosen.name == "rows"
             else:
                 assert chosen.name in meant[case.kind]

@@ -18,6 +18,7 @@ from under_test import (
     find,
     interpreted,
     launch,
+    package,
     same_bits,
     variants,
 )
@@ -25,7 +26,7 @@ from under_test import (
 from minfer import cases, window
 from minfer.cases import CAUSAL, RUNS, SPAN, Case, Rows, Spans
 from minfer.format import BLOCK, KvFormat
-from minfer.ops import DECODE, PREFILL
+from minfer.ops import DECODE, PREFILL, Shape
 from minfer.window import CellSpan, WindowMode
 
 SETUPS = [
@@ -222,9 +223,10 @@ SIZES = [
     for head_dim, width in SIZED
     if not (interpreted() and setup[1] == "rows")
     if setup[2] is not KvFormat.Q8_0 or head_dim % BLOCK == 0
-    if not (sizes := find("attn_map", setup[1]).limits.head_dims) or head_dim in sizes
-    if setup[2] is not KvFormat.F32
-    or head_dim <= (find("attn_map", setup[1]).limits.max_head_dim_f32 or head_dim)
+    if find("attn_map", setup[1]).limits.why_not(
+        Shape(setup[0], head_dim=head_dim), package().compute_capability(), setup[2]
+    )
+    is None
 ]
 
 

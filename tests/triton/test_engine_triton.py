@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,82 +12,19 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from tiny_models import N_CTX, RMS_EPS, Tiny, tiny_weights, write_tiny_gguf  # noqa: E402
+from device_models import Model  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from minfer import Batch, Engine, KvStore  # noqa: E402
+from minfer import Batch  # noqa: E402
 from minfer.format import KvFormat  # noqa: E402
-from minfer.graph.run import fill_batch_inputs, output_rows  # noqa: E402
-from minfer.graph.weight import Weight  # noqa: E402
 from minfer.kernels_triton._arguments import interpreted  # noqa: E402
 from minfer.models import graphs as model_graphs  # noqa: E402
-from minfer.models.architecture import find_architecture  # noqa: E402
-from minfer.models.graphs import ModelGraphs  # noqa: E402
-from minfer.models.hyperparameters import Hyperparameters  # noqa: E402
-from minfer.models.weights import STACKED  # noqa: E402
-from minfer.rope import Rope  # noqa: E402
 
 GPU = torch.cuda.is_available() and not interpreted()
 pytestmark = pytest.mark.skipif(not (GPU or interpreted()), reason="needs a GPU")
 FORMATS = [fmt.value for fmt in KvFormat]
 PROMPT = [5, 90, 41, 7, 201, 33, 12]
-SMALL = Tiny(n_layer=2 if GPU else 1, tied=True)
-
-
-class Model:
-    """A tiny model over a store of its own, made without a file."""
-
-    def __init__(self, device: str, cache_type: str = "f32", **how: Any) -> None:
-        weights = tiny_weights(SMALL)
-        self.hp = Hyperparameters(
-            architecture=find_architecture("llama", Path("tiny")),
-            n_layer=SMALL.n_layer,
-            n_ctx_train=N_CTX,
-            n_embd=SMALL.n_embd,
-            n_ff=SMALL.n_ff,
-            n_head=SMALL.n_head,
-            n_head_kv=SMALL.n_head_kv,
-            head_dim=SMALL.head_dim,
-            rms_eps=RMS_EPS,
-            n_vocab=len(weights["token_embd.weight"]),
-            tied_embeddings=True,
-            rope=Rope(SMALL.head_dim, SMALL.rope_base),
-        )
-        sizes = (self.hp.n_layer, 64, self.hp.n_head_kv, self.hp.head_dim)
-        sanitize = how.pop("sanitize", False)
-        self.store = KvStore(*sizes, cache_type=cache_type, device=device, sanitize=sanitize)
-        placed = {n: self.placed(array) for n, array in stacked(weights, SMALL.n_layer).items()}
-        self.graphs = ModelGraphs(self.hp, placed, self.store, "tiny", **how)
-
-    def placed(self, array: Any) -> Any:
-        there = self.store.kernels.from_host(array)
-        return Weight(there) if array.ndim == 2 else there
-
-    def forward(self, batch: Batch) -> Any:
-        """As `Engine.forward`."""
-        rows = output_rows(batch, 1)
-        with self.store.step(batch) as step:
-            graph = self.graphs.of(step.inputs, len(rows))
-            inputs = fill_batch_inputs(graph, step.inputs, batch.tokens or (), rows, 64)
-            return self.graphs.run(graph, inputs, step)
-
-    def feed(self, seq: int, tokens: list[int], kind: str = "decode") -> Any:
-        t, n = self.store.written(seq), len(tokens)
-        return self.forward(Batch([seq] * n, range(t, t + n), kind, tokens))
-
-    @property
-    def recorded(self) -> int:
-        return self.graphs._runner.recorded
-
-
-def stacked(weights: Mapping[str, Any], n_layer: int) -> dict[str, Any]:
-    """Matrices that read the same rows, one below the other."""
-    made = dict(weights)
-    for layer in range(n_layer):
-        for name, parts in STACKED.items():
-            rows = [made.pop(f"blk.{layer}.{part}.weight") for part in parts]
-            made[f"blk.{layer}.{name}.weight"] = np.concatenate(rows)
-    return made
+N_LAYER = 2 if GPU else 1
 
 
 class HostBuffers:
@@ -144,9 +80,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+def tiny(cache_type: str = "f32", **how: Any) -> Model:
+    return Model("cuda", cache_type, n_layer=N_LAYER, **how)
+
+
 def pair(cache_type: str, **how: Any) -> tuple[Model, Model]:
     """Two equal models, one of which replays."""
-    return Model("cuda", cache_type, **how), Model("cuda", cache_type, replay=False, **how)
+    return tiny(cache_type, **how), tiny(cache_type, replay=False, **how)
 
 
 @pytest.mark.parametrize("cache_type", FORMATS)
@@ -213,7 +153,7 @@ def test_cells_in_another_array_are_recorded_again() -> None:
 
 def test_the_sanitizer_passes_over_nan_in_free_cells() -> None:
     for cache_type in FORMATS if GPU else ("q8_0",):
-        plain, checked = (Model("cuda", cache_type, sanitize=on) for on in (False, True))
+        plain, checked = (tiny(cache_type, sanitize=on) for on in (False, True))
         for model in (plain, checked):
             model.store.reserve(0, 12)
             model.feed(0, PROMPT[:3], "prefill")
@@ -221,22 +161,9 @@ def test_the_sanitizer_passes_over_nan_in_free_cells() -> None:
         assert checked.recorded == 0
 
 
-@pytest.mark.parametrize("cache_type", FORMATS)
-def test_logits_are_near_those_of_the_cpu(cache_type: str) -> None:
-    pytest.importorskip("numba")
-    rows: dict[str, list[Any]] = {}
-    for device in ("cpu", "cuda"):
-        model = Model(device, cache_type)
-        model.store.reserve(0, 20)
-        rows[device] = [model.feed(0, PROMPT, "prefill"), model.feed(0, [10])]
-    ours, theirs = (np.concatenate(rows[device]) for device in ("cuda", "cpu"))
-    bound = {"f32": 2e-6, "f16": 4 * 2**-11, "q8_0": 4 / 254}[cache_type]
-    assert np.abs(ours - theirs).max() <= bound * np.abs(theirs).max()
-
-
 def test_narrow_activations_change_answers_a_little_and_say_so() -> None:
     bounds = {"f16": 2**-8, "bf16": 2**-5} if GPU else {"f16": 2**-8}  # interpreted dots lack bf16
-    models = {name: Model("cuda", activations=name) for name in ("f32", *bounds)}
+    models = {name: tiny(activations=name) for name in ("f32", *bounds)}
     for model in models.values():
         model.store.reserve(0, 12)
     rows = {name: model.feed(0, PROMPT[:4], "prefill") for name, model in models.items()}
@@ -245,17 +172,3 @@ def test_narrow_activations_change_answers_a_little_and_say_so() -> None:
         assert 0 < error < bound
         told = [str(r) for graph in models[name].graphs for r in graph.receipts]
         assert any(f"activations={name}" in text for text in told)
-
-
-def test_a_file_runs_end_to_end(tmp_path: Path, call: Any) -> None:
-    pytest.importorskip("gguf")
-    pytest.importorskip("numba")
-    write_tiny_gguf(tmp_path / "m.gguf", n_layer=1)
-    engines = [
-        Engine.load(tmp_path / "m.gguf", device=device, n_ctx=24) for device in ("cpu", "cuda")
-    ]
-    made = [list(engine.generate(PROMPT[:4], 4)) for engine in engines]
-    assert made[0] == made[1]
-    words = ("run", tmp_path / "m.gguf", "-p", "cat", "-n", 2, "--n-ctx", 16)
-    texts = [call(*words, "--device", device).out for device in ("cpu", "cuda")]
-    assert texts[0] == texts[1] != ""

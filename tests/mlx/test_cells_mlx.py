@@ -1,0 +1,365 @@
+"""What kernels write into cells on MLX, to the byte of the oracle, and the memory that it takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import under_test
+
+mx = pytest.importorskip("mlx.core")
+
+from minfer import kernels_mlx as backend  # noqa: E402
+from minfer import reference  # noqa: E402
+from minfer.cases import MOVE_CASES, any_bytes  # noqa: E402
+from minfer.errors import Refusal  # noqa: E402
+from minfer.format import KvFormat, Region  # noqa: E402
+from minfer.kernels_mlx import _move, q8_0  # noqa: E402
+from minfer.kernels_mlx import cells as kernels  # noqa: E402
+from minfer.ops import HALF, INTERLEAVED, PAIRINGS  # noqa: E402
+from minfer.reference.dense import rotated  # noqa: E402
+
+pytestmark = pytest.mark.skipif(under_test.device != "metal", reason="runs by --on metal")
+
+MIB = 1 << 20
+DIRTY = 0x5A
+WORDS = {mx.float32: 0x5A5A5A5A, mx.float16: 0x5A5A, mx.int8: 0x5A}
+
+
+def rows_of(n: int, n_head_kv: int, d: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, n_head_kv, d)).astype(np.float32)
+
+
+def dirty_region(fmt: KvFormat, n_cells: int, n_head_kv: int, d: int) -> Region:
+    """A region whose bytes are all DIRTY, padding too."""
+    region = backend.empty_region(fmt, n_cells, n_head_kv, d)
+    for plane in region.arrays:
+        of_size = {4: mx.uint32, 2: mx.uint16, 1: mx.uint8}[plane.itemsize]
+        plane[:] = mx.full(plane.shape, WORDS[plane.dtype], of_size).view(plane.dtype)
+    return region
+
+
+def at_home(region: Region) -> Region:
+    """A canonical region as one of this package."""
+    made = backend.empty_region(region.fmt, region.n_cells, region.n_head_kv, region.head_dim)
+    return backend.write_cells(made, np.arange(region.n_cells), region.arrays[0])
+
+
+def bytes_of(region: Region) -> np.ndarray:
+    return backend.read_cells(region, np.arange(region.n_cells))
+
+
+def planes_of(region: Region) -> list[np.ndarray]:
+    """Every byte of the region, padding too."""
+    return [backend.to_host(plane).view(np.uint8) for plane in region.arrays]
+
+
+def bits(array: Any) -> np.ndarray:
+    return backend.to_host(array).view(np.int32)
+
+
+def angles(n_pos: int, half: int) -> tuple[np.ndarray, np.ndarray]:
+    at = np.arange(n_pos)[:, None] * 10.0 ** -np.linspace(0, 4, half)
+    return np.cos(at).astype(np.float32), np.sin(at).astype(np.float32)
+
+
+# -- stores ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fmt", "n_head_kv", "d"),
+    [(KvFormat.F16, 3, 5), (KvFormat.Q8_0, 1, 32), (KvFormat.Q8_0, 3, 96)],
+)
+@pytest.mark.parametrize("op", ["store_cells", "qkv_rope_store", "map_q8_0_cells"])
+def test_padding_becomes_zero(fmt: KvFormat, n_head_kv: int, d: int, op: str) -> None:
+    k, v = (dirty_region(fmt, 2, n_head_kv, d) for _ in range(2))
+    rows, cells, table = rows_of(1, n_head_kv, d), np.array([1]), np.ones((1, d // 2), np.float32)
+    if op == "store_cells":
+        for region in (k, v):
+            kernels.store_cells_rows(region, rows, cells, fmt=fmt, config={})
+    elif op == "qkv_rope_store":
+        kernels.qkv_rope_store_rows(
+            rows, rows, rows, k, v, [0], cells, table, table, fmt=fmt, pairing=HALF, config={}
+        )
+    elif fmt is not KvFormat.Q8_0:
+        pytest.skip("turns are of q8_0 cells")
+    else:
+        for region in (k, v):
+            kernels.map_q8_0_cells_rows(region, cells, table, table, pairing=HALF, config={})
+    for region in (k, v):
+        padding = planes_of(region)[-1][:, -2:]
+        assert padding.tolist() == [[DIRTY, DIRTY], [0, 0]]
+
+
+def f16_through_a_cell(values: np.ndarray) -> np.ndarray:
+    """The f16 bits that a store makes of f32 values."""
+    region = backend.empty_region(KvFormat.F16, 1, 1, values.size)
+    kernels.store_cells_rows(region, values[None, None], [0], fmt=KvFormat.F16, config={})
+    return bytes_of(region).view(np.uint16)[0, : values.size]
+
+
+def test_a_nan_keeps_its_sign_and_the_front_of_its_payload() -> None:
+    given = np.arange(1 << 16, dtype=np.uint16)
+    values = given.view(np.float16)
+    quiet = np.where(np.isnan(values), given | 0x200, given)
+    assert (f16_through_a_cell(values.astype(np.float32)) == quiet).all()
+    payloads = np.array([0x7F800001, 0xFF800001, 0x7FBFE000, 0xFFFFFFFF], np.uint32)
+    found = f16_through_a_cell(payloads.view(np.float32)).tolist()
+    assert found == [0x7E00, 0xFE00, 0x7FFF, 0xFFFF]
+
+
+def in_one_product(*parts: np.ndarray) -> list[Any]:
+    """Rows [n, heads, d] as column slices of one array."""
+    n, d = len(parts[0]), parts[0].shape[2]
+    product = mx.array(np.concatenate([part.reshape(n, -1) for part in parts], axis=1))
+    ends = np.cumsum([0, *(part.shape[1] * d for part in parts)])
+    return [product[:, a:b].reshape(n, -1, d) for a, b in itertools.pairwise(ends.tolist())]
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize(
+    ("fmt", "n_head", "n_head_kv", "d", "half"),
+    [
+        (KvFormat.F32, 3, 1, 5, 2),
+        (KvFormat.F32, 9, 3, 64, 32),
+        (KvFormat.F16, 3, 3, 7, 3),
+        (KvFormat.F16, 5, 5, 128, 24),
+        (KvFormat.Q8_0, 9, 3, 64, 32),
+        (KvFormat.Q8_0, 6, 1, 96, 20),
+        (KvFormat.Q8_0, 17, 17, 32, 16),
+    ],
+    ids=str,
+)
+def test_qkv_rope_store_is_rope_and_two_stores(
+    fmt: KvFormat, n_head: int, n_head_kv: int, d: int, half: int, pairing: str
+) -> None:
+    n = 4
+    q, k, v = (rows_of(n, h, d, i) for i, h in enumerate((n_head, n_head_kv, n_head_kv)))
+    k[0, 0, :4], k[1, 0, -2:] = [-0.0, 0.0, 1e-30, 6e4], [-0.0, -1.0]
+    if 2 * half < d:
+        k[2, 0, -1] = np.inf  # does not turn, so stays what it is
+    rng = np.random.default_rng(3)
+    positions = rng.integers(0, 8, n).astype(np.int32)
+    cells = rng.permutation(23)[:n].astype(np.int32)
+    cos, sin = angles(8, half)
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    turned = [rotated(x, c, s, pairing) for x in (q, k)]
+    tables = [mx.array(x) for x in (positions, cells, cos, sin)]
+    for given, places in (
+        ((q, k, v), (positions, cells, cos, sin)),
+        (in_one_product(q, k, v), tables),
+    ):
+        regions = [dirty_region(fmt, 23, n_head_kv, d) for _ in range(2)]
+        out, *returned = kernels.qkv_rope_store_rows(
+            *given, *regions, *places, fmt=fmt, pairing=pairing, config={}
+        )
+        assert (bits(out) == turned[0].view(np.int32)).all()
+        assert returned[0] is regions[0] and returned[1] is regions[1]
+        for region, rows in zip(regions, (turned[1], v), strict=True):
+            wanted = reference.encode_rows(rows.reshape(n, -1), fmt)
+            assert (bytes_of(region)[cells] == wanted).all()
+            for plane in planes_of(region):
+                assert (np.delete(plane, cells, axis=0) == DIRTY).all()
+
+
+def test_rows_that_lie_in_steps_are_stored_and_quantized() -> None:
+    rows = rows_of(6, 2, 32)
+    steps = mx.array(np.ascontiguousarray(rows.transpose(2, 1, 0))).transpose(2, 1, 0)
+    region = backend.empty_region(KvFormat.Q8_0, 6, 2, 32)
+    kernels.store_cells_rows(region, steps, np.arange(6), fmt=KvFormat.Q8_0, config={})
+    wanted = reference.quantize_q8_0(rows.reshape(6, 64))
+    assert (bytes_of(region) == wanted).all()
+    every_other = mx.repeat(mx.array(wanted), 2, axis=0)[::2]
+    found = q8_0.dequantize_q8_0_blocks(every_other, n=64, config={})
+    assert (backend.to_host(found) == reference.dequantize_q8_0(wanted, n=64)).all()
+
+
+def test_a_call_of_no_rows_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.MetalKernel, "__call__", None)
+    region, none = dirty_region(KvFormat.Q8_0, 2, 1, 32), np.zeros((0, 1, 32), np.float32)
+    cells, table, how = [], np.ones((1, 16), np.float32), {"pairing": HALF, "config": {}}
+    kernels.store_cells_rows(region, none, cells, fmt=KvFormat.Q8_0, config={})
+    out, *_ = kernels.qkv_rope_store_rows(
+        none, none, none, region, region, [], cells, table, table, fmt=KvFormat.Q8_0, **how
+    )
+    kernels.map_q8_0_cells_rows(region, cells, table, table, **how)
+    assert out.shape == (0, 1, 32)
+    assert q8_0.quantize_q8_0_blocks(none[:, 0], config={}).shape == (0, 36)
+    assert all((plane == DIRTY).all() for plane in planes_of(region))
+
+
+# -- moves ----------------------------------------------------------------------------------------
+
+LONG = {
+    "apart": ((0, 2500, 2400), (10, 2400, 100), (2400, 30, 2300)),
+    "by one": ((0, 1, 4999), (2, 1, 4998)),
+    "by less than a batch": ((0, 130, 4870), (4500, 4450, 500), (99, 0, 4900)),
+    "by more than a batch": ((0, 1500, 3500), (1501, 100, 3499)),
+    "a chain": ((0, 70, 64), (70, 140, 64), (140, 210, 63), (210, 5, 64), (6, 4, 64)),
+}
+
+
+@pytest.mark.parametrize("most", [1, 1000, 6000])
+@pytest.mark.parametrize("name", LONG)
+def test_long_moves_act_in_order(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_cells = 5000 if most > 1 else 300
+    moves = np.array(LONG[name], np.int32)
+    moves = moves if most > 1 else moves * n_cells // 5000
+    region = any_bytes(KvFormat.Q8_0, n_cells, 3, 32)
+    monkeypatch.setattr(_move, "BATCH_BYTES", most * region.row_bytes)
+    ours = at_home(region)
+    region.arrays[0][:] = bytes_of(ours)
+    wanted = reference.move_cells(region, moves).arrays[0]
+    assert (bytes_of(kernels.move_cells_rows(ours, moves, config={})) == wanted).all()
+
+
+def random_moves(rng: np.random.Generator, n_cells: int) -> tuple[tuple[int, int, int], ...]:
+    src, dst = rng.integers(0, n_cells, (2, 12))
+    rows = rng.integers(0, n_cells + 1 - np.maximum(src, dst))
+    return tuple(zip(src.tolist(), dst.tolist(), rows.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
+def test_batches_act_as_their_moves_in_order(most: int) -> None:
+    """Taken whole and put in any order within a batch."""
+    rng = np.random.default_rng(most)
+    cases = [(case.n_cells, case.moves) for case in MOVE_CASES]
+    cases += [(n, random_moves(rng, n)) for n in (2, 5, 30, 30, 200, 200)]
+    for n_cells, moves in cases:
+        wanted, found = list(range(n_cells)), np.arange(n_cells)
+        for src, dst, rows in moves:
+            wanted[dst : dst + rows] = wanted[src : src + rows]
+        table = np.array(moves, np.int32).reshape(-1, 3)
+        for src, dst in _move.batches(table, n_cells, most):
+            assert 0 < len(src) == len(dst) <= most
+            assert len(set(dst.tolist())) == len(dst)
+            order = rng.permutation(len(dst))
+            found[dst[order]] = found[src][order]
+        assert found.tolist() == wanted
+
+
+def test_a_batch_ends_where_a_row_meets_one_that_it_wrote() -> None:
+    def lengths(*moves: tuple[int, int, int], most: int = 100) -> list[int]:
+        table = np.array(moves, np.int32)
+        return [len(src) for src, _ in _move.batches(table, 50, most)]
+
+    assert lengths((0, 10, 5), (20, 30, 5)) == [10]
+    assert lengths((0, 1, 40)) == [40]  # an overlap with itself is no matter: it is taken first
+    assert lengths((0, 10, 5), (20, 0, 5)) == [10]  # nor is what it has read
+    assert lengths((0, 10, 5), (14, 20, 5)) == [5, 5]
+    assert lengths((0, 10, 5), (20, 14, 5)) == [5, 5]
+    assert lengths((0, 10, 25), most=10) == [10, 10, 5][::-1]  # up: from the top
+    assert lengths((10, 0, 25), most=10) == [10, 10, 5]
+    assert lengths((3, 3, 9), (0, 4, 0)) == []
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+LARGE = 256 * MIB
+
+
+def peak_of(call: Callable[[], object], region: Region) -> int:
+    """Bytes by which the call raises what MLX has allocated, at most."""
+    mx.eval(region.arrays)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    call()
+    mx.eval(region.arrays)
+    mx.synchronize()
+    return int(max(0, mx.get_peak_memory() - before))
+
+
+@pytest.mark.parametrize("fmt", KvFormat, ids=str)
+def test_no_operation_holds_a_region_twice(fmt: KvFormat) -> None:
+    n_head_kv, d = 8, 128
+    row_bytes = backend.empty_region(fmt, 1, n_head_kv, d).row_bytes
+    region = backend.empty_region(fmt, LARGE // row_bytes, n_head_kv, d)
+    last = region.n_cells - 1
+    rows, table = rows_of(3, n_head_kv, d), np.ones((1, d // 2), np.float32)
+    cells, at, how = np.array([last, 0, 7]), [0, 0, 0], {"fmt": fmt, "config": {}}
+    raw = np.zeros((3, row_bytes), np.uint8)
+    by = 2 * _move.batch_rows(region) + 5
+    moves = [(0, 1, last), (by, 0, last - by), *((i, i + 9, 5) for i in range(0, 600, 6))]
+    calls: dict[str, Callable[[], object]] = {
+        "store_cells": lambda: kernels.store_cells_rows(region, rows, cells, **how),
+        "qkv_rope_store": lambda: kernels.qkv_rope_store_rows(
+            rows, rows, rows, region, region, at, cells, table, table, pairing=HALF, **how
+        ),
+        "move_cells": lambda: kernels.move_cells_rows(region, moves, config={}),
+        "clear_cells": lambda: backend.clear_cells(region, np.arange(region.n_cells), np.nan),
+        "write_cells": lambda: backend.write_cells(region, cells, raw),
+    }
+    if fmt is KvFormat.Q8_0:
+        calls["map_q8_0_cells"] = lambda: kernels.map_q8_0_cells_rows(
+            region, np.arange(by), table, table, pairing=HALF, config={}
+        )
+    for name, call in calls.items():
+        peak = peak_of(call, region)
+        assert peak < 8 * MIB, f"{name} took {peak / MIB:.1f} MiB"
+    mx.clear_cache()
+
+
+@pytest.mark.parametrize("fmt", KvFormat, ids=str)
+def test_who_else_holds_the_planes_keeps_them_as_they_were(fmt: KvFormat) -> None:
+    rows, table, cells = rows_of(2, 2, 32), np.ones((1, 16), np.float32), np.array([3, 1])
+    how, raw = {"fmt": fmt, "config": {}}, np.zeros((2, 2 * 32 * 4), np.uint8)
+    calls: list[Callable[[Region], object]] = [
+        lambda region: kernels.store_cells_rows(region, rows, cells, **how),
+        lambda region: kernels.qkv_rope_store_rows(
+            rows, rows, rows, region, region, [0, 0], cells, table, table, pairing=HALF, **how
+        ),
+        lambda region: kernels.move_cells_rows(region, [(0, 1, 4), (3, 0, 2)], config={}),
+        lambda region: backend.clear_cells(region, cells, np.nan),
+        lambda region: backend.write_cells(region, cells, raw[:, : region.row_bytes]),
+    ]
+    if fmt is KvFormat.Q8_0:
+        calls.append(
+            lambda region: kernels.map_q8_0_cells_rows(
+                region, cells, -table, table, pairing=INTERLEAVED, config={}
+            )
+        )
+    for call in calls:
+        region = at_home(any_bytes(fmt, 5, 2, 32))
+        before, others = planes_of(region), [mx.array(plane) for plane in region.arrays]
+        call(region)
+        assert any((a != b).any() for a, b in zip(planes_of(region), before, strict=True))
+        for other, was in zip(others, before, strict=True):
+            assert (backend.to_host(other).view(np.uint8) == was).all()
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+FIRST, TABLE = np.zeros(2, np.int32), np.ones((1, 4), np.float32)
+ROWS = rows_of(2, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "message"),
+    [
+        ({"cells": np.array([0, 9])}, "2.5", "cell 9 of row 1 is outside"),
+        ({"v": ROWS[:1]}, "10", "v [1, 2, 8] for 2 cells of this region must be [2, 2, 8]"),
+        ({"k": ROWS[:, :1]}, "10", "k [2, 1, 8] for 2 cells of this region must be [2, 2, 8]"),
+        ({"q": ROWS[..., :4]}, "10", "q [2, 2, 4] must be [2, n_head, 8]"),
+        ({"q": mx.array(ROWS).astype(mx.float16)}, "4.2", "q must be float32, not float16"),
+        ({"positions": np.array([0, 1])}, "7.5", "position 1 of row 1 is not in the rope table of"),
+        ({"positions": np.array([0])}, "10", "1 positions do not fit rows [2, 2, 8]"),
+        ({"positions": mx.zeros(2)}, "10", "positions must be whole numbers (int32), not float32"),
+        ({"cos": np.ones((1, 5), np.float32)}, "10", "tables [1, 5] and [1, 4]"),
+        ({"pairing": "neox"}, "5.7", "'neox' is neither half nor interleaved"),
+    ],
+)
+def test_a_refused_rope_and_store_changes_no_byte(
+    change: dict[str, Any], rule: str, message: str
+) -> None:
+    region = dirty_region(KvFormat.F16, 4, 2, 8)
+    how = {"q": ROWS, "k": ROWS, "v": ROWS, "k_region": region, "v_region": region}
+    how |= {"positions": FIRST, "cells": np.array([0, 1]), "cos": TABLE, "sin": TABLE}
+    how |= {"fmt": KvFormat.F16, "pairing": HALF, **change}
+    with pytest.raises(Refusal) as caught:
+        kernels.qkv_rope_store_rows(**how, config={})
+    assert caught.value.rule == rule and message in caught.value.message
+    assert all((plane == DIRTY).all() for plane in planes_of(region))
