@@ -10,7 +10,6 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-import mlx  # noqa: E402
 import numpy as np  # noqa: E402
 
 from metalsim import (  # noqa: E402
@@ -26,7 +25,7 @@ from metalsim import (  # noqa: E402
 )
 
 HEADS, CELLS, DIM = 4, 96, 64
-SDPA = Path(next(iter(mlx.__path__)), "include/mlx/backend/metal/kernels/sdpa_vector.h")
+SDPA = Path(mx.__file__).with_name("include").joinpath("mlx/backend/metal/kernels/sdpa_vector.h")
 CALL = """
 sdpa_vector<T, 64>(q, k, v, out, gqa, n, head_stride, cell_stride, head_stride, cell_stride, scale,
     no_mask, (const device T*)nullptr, gqa, n, n, (const device T*)nullptr, heads,

@@ -184,8 +184,9 @@ def test_vectors() -> None:
       Sum sum = {0};
       sum.add(dot(f, float4(1.0f, 0.5f, float2(0.25f, 0.125f)))).add(squares<float, 4>(x));
       int2 halves = int2(uint2(3u, 4u));
-      out[i] = sum.of + table[i % 4] + two.x + 10 * two.y + halves.x + (metal::isnan(NAN) ? 0 : 1)
-          + (any(f > 1000.0f) ? 1 : 0) + min(halves.x, 3) + metal::abs(float(halves.y)) + x[0] * 0.5h;
+      float rest = (metal::isnan(NAN) ? 0 : 1) + (any(f > 1000.0f) ? 1 : 0) + x[0] * 0.5h;
+      rest += halves.x + min(halves.x, 3) + metal::abs(float(halves.y));
+      out[i] = sum.of + table[i % 4] + two.x + 10 * two.y + rest;
     """
     w = np.random.default_rng(12).integers(-(2**31), 2**31, 64).astype(np.int32)
     x = np.arange(8, dtype=np.float32)
