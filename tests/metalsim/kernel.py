@@ -121,7 +121,8 @@ class _Call:
         self.inputs = _inputs(kernel, launch, names[0])
 
     def run(self, schedule: Schedule) -> list[Output]:
-        outputs = [Output(shape, dtype, self.start) for shape, dtype in self.launch.outputs]
+        share = not schedule.checked
+        outputs = [Output(shape, dtype, self.start, share) for shape, dtype in self.launch.outputs]
         given = dict(self.inputs)
         for name, out in zip(self.output_names, outputs, strict=True):
             size = out.dtype.size

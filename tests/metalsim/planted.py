@@ -37,18 +37,19 @@ class Case:
     timeout_ms: int = 60_000
     init_value: float | None = None
     maker: dict[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("out",)
 
     def run(self) -> Any:
-        kernel = metal_kernel("k", ["x"], ["out"], self.source, self.header, **self.maker)
+        kernel = metal_kernel("k", ["x"], self.outputs, self.source, self.header, **self.maker)
         with running(self.mode, timeout_ms=self.timeout_ms):
             return kernel(
                 inputs=[self.x],
                 grid=(self.grid, 1, 1),
                 threadgroup=(self.threadgroup, 1, 1),
-                output_shapes=[self.shape],
-                output_dtypes=[self.dtype],
+                output_shapes=[self.shape] * len(self.outputs),
+                output_dtypes=[self.dtype] * len(self.outputs),
                 init_value=self.init_value,
-            )[0]
+            )[-1]
 
 
 def check(case: Case) -> None:

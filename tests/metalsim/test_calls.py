@@ -221,16 +221,18 @@ def test_memory_is_that_of_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = metal_kernel("large", ["x"], ["out"], source)
     x = mx.ones((4 << 20,))
     mx.eval(x)
-    for size in (1024, 512 << 10):
+    for mode, size in ((Mode.FAST, 1024), (Mode.FAST, 512 << 10), (Mode.CHECKED, 512 << 10)):
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        out = kernel(
-            inputs=[x],
-            grid=(1024, 1, 1),
-            threadgroup=(64, 1, 1),
-            output_shapes=[(size,)],
-            output_dtypes=[mx.float32],
-        )[0]
+        with running(mode):
+            out = kernel(
+                inputs=[x],
+                grid=(1024, 1, 1),
+                threadgroup=(64, 1, 1),
+                output_shapes=[(size,)],
+                output_dtypes=[mx.float32],
+                init_value=0.0,
+            )[0]
         assert mx.get_peak_memory() - before <= out.nbytes + 4096
         assert out[:1024].sum().item() == 1024
     before = mx.get_active_memory()

@@ -81,6 +81,12 @@ CASES = [
         "k: output 'out' is not wholly written: 56 of 256 elements are not, the first is [200]",
     ),
     Case(
+        "scratch not wholly written",
+        START + "if (g < 200) scratch[g] = x[g];\nout[g] = 1;",
+        None,
+        outputs=("scratch", "out"),
+    ),
+    Case(
         "output bytes not wholly written",
         START + "((device uchar*)out)[g * 4] = 1;",
         "output 'out' is not wholly written: 256 of 256 elements are not, the first is [0]",
@@ -167,6 +173,12 @@ CASES = [
         "threadgroup float big[9000];\nbig[thread_index_in_threadgroup] = 0;\n"
         "out[thread_position_in_grid.x] = 1;",
         "threadgroup memory of 36000 bytes is over the limit of 32768 bytes (at 'big')",
+    ),
+    Case(
+        "too many buffers",
+        "out[thread_position_in_grid.x] = 1;",
+        "k: 32 buffers are over Metal's limit of 31",
+        outputs=(*(f"o{i}" for i in range(30)), "out"),
     ),
     Case(
         "stack overflow",
