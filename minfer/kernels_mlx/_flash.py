@@ -55,7 +55,8 @@ _ATTN_FLASH_SOURCE = (
 """
     + """
   constexpr int LD = D + 4;  // rows begin in different banks
-  threadgroup float tile[32 * LD];
+  threadgroup float4 pieces[8 * LD];
+  threadgroup float* tile = (threadgroup float*)pieces;  // [32, LD]
   threadgroup int cells[32];
   const int lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const int thread_index = thread_index_in_threadgroup, head = threadgroup_position_in_grid.x;
