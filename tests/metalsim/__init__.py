@@ -15,11 +15,13 @@ How it works
     bounds or misaligned, reads of uninitialised threadgroup memory and outputs, data races by
     happens-before with barriers of the right memory kind, barriers and simdgroup operations that
     not all threads reach, outputs not wholly written, and results that depend on the order.
+    Outputs whose names begin with "scratch" may stay partly unwritten.
 
 What it fixes
     Reductions combine lanes 16, 8, 4, 2 and 1 apart. A product of simdgroup matrices adds its
     terms in order, in float, by fused multiply-add. Nothing else is fused. Half and bfloat round
-    at every operation. Division and square root are IEEE; the other functions are the C library's.
+    at every operation, whatever the math mode. Division and square root are IEEE; the other
+    functions are the C library's.
 
 What it cannot show
     Whether Apple's compiler takes the text; the rounding of a GPU's fast:: functions and the
@@ -31,7 +33,8 @@ What it cannot show
 
 For tests
     `launches()` lists what was launched, `edited(...)` changes texts before they are built,
-    `unnoticed(...)` deletes barriers one by one. All settings are local to their context.
+    `unnoticed(...)` deletes barriers one by one. All settings are local to their context; a new
+    thread starts with the defaults.
 """
 
 from metalsim.context import Launched, Mode, checking_edited_only, edited, launches, running

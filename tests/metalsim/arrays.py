@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def input_view(array: Any, row_contiguous: bool) -> np.ndarray[Any, Any]:
 
 
 # What MLX hands over beside an input, where the kernel's source names it.
-FACTS = {
+FACTS: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "shape": lambda view: np.array(view.shape, np.int32),
     "strides": lambda view: np.array([s // view.itemsize for s in view.strides], np.int64),
     "ndim": lambda view: np.array([view.ndim], np.int32),
@@ -33,14 +34,19 @@ FACTS = {
 
 
 class Output:
-    """Memory for one output: of MLX where it is large, guarded otherwise."""
+    """Memory for one output, filled with `start` or else poisoned.
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, start: float | None) -> None:
+    share: where it is large, the memory is MLX's own; it is guarded otherwise.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, start: float | None, share: bool
+    ) -> None:
         self.shape, self.dtype = shape, dtype
         self.initialised = start is not None
         self.count = int(np.prod(shape, dtype=np.int64))
         nbytes = self.count * dtype.size
-        self._array = mx.zeros(shape, dtype) if nbytes >= buffers.LARGE else None
+        self._array = mx.zeros(shape, dtype) if share and nbytes >= buffers.LARGE else None
         if self._array is None:
             guarded = Guarded(nbytes)
             self.bytes = guarded.view()

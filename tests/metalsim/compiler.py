@@ -26,12 +26,13 @@ LEAST_VERSION = 17  # of clang: bfloat arithmetic
 
 _COMMON = ("-x", "c++", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-w")
 _RUNTIME = (*_COMMON, "-O2", "-fno-threadsafe-statics")
-# Metal rounds half and bfloat at every operation, has no double literals, and math mode "safe"
-# fuses nothing. MLX's buffers are aligned to 8 bytes only (max-type-align).
+# As in Metal: half and bfloat round at every operation, literals are float, char is signed, nothing
+# is fused. MLX's own buffers are aligned to 8 bytes only (max-type-align).
 _KERNEL = (
     *_COMMON,
     *("-O1", "-g1", "-gdwarf-4", "-nostdinc", "-ferror-limit=6", "-fmax-type-align=8"),
-    *("-ffp-contract=off", "-fno-math-errno", "-Xclang", "-cl-single-precision-constant"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fsigned-char"),
+    *("-Xclang", "-cl-single-precision-constant"),
     *("-Xclang", "-ffloat16-excess-precision=none"),
     *("-Xclang", "-fbfloat16-excess-precision=none"),
     *("-fno-finite-loops", "-fno-stack-protector", "-fstack-clash-protection"),
@@ -83,7 +84,7 @@ def find() -> tuple[tuple[str, ...], str]:
 
 
 def _uses_zig(command: tuple[str, ...]) -> bool:
-    return command[-1] == "clang" and "zig" in command[0] + command[-2]
+    return len(command) > 1 and command[-1] == "clang"
 
 
 def _system_headers(machine: str) -> list[str]:

@@ -70,14 +70,19 @@ def _error(kernel: _Kernel, fault: Fault) -> MetalError:
     return MetalError(message)
 
 
-def _group(launch: Launch, mode: Mode) -> tuple[int, ...]:
+def _group(name: str, launch: Launch, mode: Mode) -> tuple[int, ...]:
     """The threadgroup as Metal clamps it to the grid."""
     group = tuple(max(1, min(g, t)) for g, t in zip(launch.grid, launch.threadgroup, strict=True))
-    if (threads := int(np.prod(group))) > MAX_THREADS:
-        raise MetalError(f"a threadgroup of {threads} threads is over the limit of {MAX_THREADS}")
+    threads = int(np.prod(group))
+    if threads > MAX_THREADS:
+        raise MetalError(
+            f"{name}: a threadgroup of {threads} threads is over the limit of {MAX_THREADS}"
+        )
     groups = int(np.prod([-(-g // t) for g, t in zip(launch.grid, group, strict=True)]))
     if mode is Mode.CHECKED and groups >= MAX_CHECKED_GROUPS:
-        raise MetalError(f"{groups} threadgroups are too many for a checked run; use Mode.FAST")
+        raise MetalError(
+            f"{name}: {groups} threadgroups are too many for a checked run; use Mode.FAST"
+        )
     return group
 
 
@@ -111,12 +116,13 @@ class _Call:
         start: float | None,
     ) -> None:
         self.kernel, self.launch, self.settings, self.start = kernel, launch, settings, start
-        self.group = _group(launch, settings.mode)
+        self.group = _group(kernel.name, launch, settings.mode)
         self.output_names = names[1]
         self.inputs = _inputs(kernel, launch, names[0])
 
     def run(self, schedule: Schedule) -> list[Output]:
-        outputs = [Output(shape, dtype, self.start) for shape, dtype in self.launch.outputs]
+        share = not schedule.checked
+        outputs = [Output(shape, dtype, self.start, share) for shape, dtype in self.launch.outputs]
         given = dict(self.inputs)
         for name, out in zip(self.output_names, outputs, strict=True):
             size = out.dtype.size

@@ -112,10 +112,12 @@ def _run(
 
 def line_of(library: Path, offset: int) -> tuple[str, int] | None:
     """(file, line) of the code at byte `offset` of the loaded `library`, if it is known."""
-    best: tuple[str, int] | None = None
-    before: tuple[int, str, int, bool] | None = None
-    for row in _rows(_section(library.read_bytes(), b".debug_line")):
-        if before and not before[3] and before[0] <= offset < row[0]:
-            best = (before[1], before[2])
-        before = row
-    return best
+    start, place = 0, None
+    for address, file, line, last in _rows(_section(library.read_bytes(), b".debug_line")):
+        if place and start <= offset < address:
+            return place
+        if last:
+            place = None
+        elif line:  # line 0 is code that the compiler gives no line: it goes with what is before
+            start, place = address, (file, line)
+    return None

@@ -15,6 +15,7 @@ _BUFFER = re.compile(r"(const )?(device|constant) ([\w<>]+)([*&]) (\w+) \[\[buff
 _ATTRIBUTE = re.compile(r"(?:uint|uint3) (\w+) \[\[(\w+)\]\]")
 _INSTANCE = re.compile(r"^template \[\[host_name.*decltype\((\w+<.*>)\) \1;$", re.MULTILINE)
 _FACTS = ("shape", "strides", "ndim")
+MAX_BUFFERS = 31  # of a Metal function
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def read(name: str, text: str, inputs: tuple[str, ...], outputs: tuple[str, ...]
         raise MetalError(f"no kernel {name!r} in the text")
     parameters = text[at + len(start) : text.index(") {", at)]
     buffers = [_buffer(m, inputs, outputs) for m in _BUFFER.finditer(parameters)]
+    if len(buffers) > MAX_BUFFERS:
+        raise MetalError(f"{len(buffers)} buffers are over Metal's limit of {MAX_BUFFERS}")
     attributes = [m[1] for m in _ATTRIBUTE.finditer(parameters)]
     instance = _INSTANCE.search(text, at)
     return Signature(instance[1] if instance else name, tuple(buffers), tuple(attributes))

@@ -25,14 +25,14 @@ _TRIPLES = {
     "threads_per_grid": "grid_size",
     "threads_per_threadgroup": "group_size",
 }
-_THREADS = "p->group_size[0] * p->group_size[1] * p->group_size[2]"
+_PRODUCT = "p->{0}[0] * p->{0}[1] * p->{0}[2]"
 _ATTRIBUTES = {
     **{a: f"uint3(p->{f}[0], p->{f}[1], p->{f}[2])" for a, f in _TRIPLES.items()},
     "grid_origin": "uint3(0)",
-    "dispatch_quadgroups_per_threadgroup": "p->full_simdgroups * 8",
+    "dispatch_quadgroups_per_threadgroup": f"({_PRODUCT.format('full_group_size')} + 3) / 4",
     "dispatch_simdgroups_per_threadgroup": "p->full_simdgroups",
     "quadgroup_index_in_threadgroup": "p->index_in_group / 4",
-    "quadgroups_per_threadgroup": f"({_THREADS} + 3) / 4",
+    "quadgroups_per_threadgroup": f"({_PRODUCT.format('group_size')} + 3) / 4",
     "simdgroup_index_in_threadgroup": "p->simdgroup",
     "simdgroups_per_threadgroup": "p->simdgroups",
     "thread_execution_width": "32u",

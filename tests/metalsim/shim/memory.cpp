@@ -222,9 +222,8 @@ static void check(uintptr_t address, unsigned bytes, bool writes, bool aligned, 
   Region* region = find_region(address);
   if (!region || address + bytes > region->base + region->bytes)
     return out_of_bounds(address, bytes, what, pc);
-  if (writes && region->kind == Kind::image) return out_of_bounds(address, bytes, what, pc);
-  if (writes && region->kind == Kind::input)
-    return fault(pc, "write to const input '%s' by %s", region->name, who());
+  if (writes && (region->kind == Kind::image || region->kind == Kind::input))
+    return fault(pc, "write to const memory '%s' by %s", region->name, who());
   const uint64_t offset = address - region->base;
   if (aligned && region->kind != Kind::image && offset % (bytes < 8 ? bytes : 8))
     return fault(pc, "misaligned %s of %u bytes: '%s' at byte %llu by %s", what, bytes,

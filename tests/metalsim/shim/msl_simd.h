@@ -74,9 +74,8 @@ namespace metal {
 #define METALSIM_REDUCTION(name, expression)                                    \
   template <class T>                                                            \
   inline T name(T value, METALSIM_LINE) {                                       \
-    return metalsim::reduce(value, #name, line, [](T a, T b) __attribute__((no_sanitize("thread"))) { \
-      return (T)(expression);                                                   \
-    });                                                                         \
+    return metalsim::reduce(value, #name, line,                                 \
+                            [](T a, T b) { return (T)(expression); });          \
   }
 METALSIM_REDUCTION(simd_sum, a + b)
 METALSIM_REDUCTION(simd_product, a * b)

@@ -137,6 +137,7 @@ static void start_threadgroup(const Grid& grid, uint32_t index) {
   machine.group = index;
   machine.threads = machine.live = (int)(size[0] * size[1] * size[2]);
   machine.waiting = 0;
+  memset(machine.barrier_time, 0, sizeof machine.barrier_time);
   start_threadgroup_memory();
   const uint32_t simdgroups = (machine.threads + LANES - 1) / LANES;
   for (uint32_t s = 0; s < simdgroups; s++) {
@@ -144,6 +145,7 @@ static void start_threadgroup(const Grid& grid, uint32_t index) {
     const int rest = machine.threads - (int)s * LANES;
     simdgroup.size = rest < LANES ? rest : LANES;
     simdgroup.arrived = simdgroup.returned = 0;
+    memset(simdgroup.barrier_time, 0, sizeof simdgroup.barrier_time);
   }
   for (int i = 0; i < machine.threads; i++) {
     Place& place = machine.fibers[i].place;
@@ -267,7 +269,6 @@ const char* metalsim_run(metalsim_entry kernel, Argument* arguments, int count,
   machine.fault_address = 0;
   machine.current = nullptr;
   machine.clock = 1;
-  memset(machine.barrier_time, 0, sizeof machine.barrier_time);
   random_state = options->seed * 2654435761u | 1;
   entry = kernel;
   Grid grid;
