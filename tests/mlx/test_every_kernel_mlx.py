@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -23,8 +22,7 @@ from minfer import kernels_mlx  # noqa: E402
 from minfer.kernels_mlx._kernel import MetalKernel  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
-    under_test.device != "metal" or sys.platform == "darwin",
-    reason="runs by --on metal, where kernels run in the simulator",
+    not under_test.simulated(), reason="runs by --on metal, in the simulator"
 )
 
 STEPS = pytest.mark.parametrize("step", TOUR, ids=lambda step: step.name)
