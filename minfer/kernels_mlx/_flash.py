@@ -91,7 +91,7 @@ _ATTN_FLASH_SOURCE = (
             : later <= 0 ? cell_of<RUNS>(w, index + thread_index)
                          : own_cell<RUNS>(window, query + later, pos + later, causal);
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // all have read the last values, too
       stage<T, S, D, LD>(k, start, cells, tile, thread_index, THREADS);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -144,7 +144,6 @@ _ATTN_FLASH_SOURCE = (
           simdgroup_multiply_accumulate(acc[i], scores[n], values, acc[i]);
         }
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // all have read the values and cells
     }
     if (row < count) {
       for (int i = 0; i < D / 8; i++) {

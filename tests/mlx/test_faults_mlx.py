@@ -138,8 +138,8 @@ SEEN_BY_THE_SIMULATOR = (
     Fault(
         "a tile is larger than a threadgroup's memory",
         "attn_flash-runs-f16",
-        "threadgroup float tile[32 * LD];",
-        "threadgroup float tile[320 * LD];",
+        "threadgroup float4 pieces[8 * LD];",
+        "threadgroup float4 pieces[80 * LD];",
         r"threadgroup memory of \d+ bytes is over the limit",
     ),
     Fault(
