@@ -26,7 +26,8 @@ What it fixes
 What it cannot show
     Whether Apple's compiler takes the text; the rounding of a GPU's fast:: functions and the
     order of its reductions; denormals flushed to zero; fewer threads per threadgroup where
-    registers run short; races between separate launches; speed. It is stricter than Metal where
+    registers run short; races between separate launches; uninitialised variables of a thread;
+    speed. It is stricter than Metal where
     a lane that has returned, or a divergent branch, meets a simdgroup operation. Texture, quad
     and tensor functions are absent, and vectors of bool. In FAST mode large buffers (64 MiB) have
     no guard. On AArch64 an integer division by zero gives 0 and is not reported.

@@ -41,6 +41,7 @@ _MACHINE = {"x86_64": ("-march=x86-64-v3",)}  # half conversions in hardware
 _CHECKED = (
     *("-fsanitize=thread", "-mllvm", "-tsan-instrument-read-before-write=1"),
     *("-mllvm", "-tsan-instrument-func-entry-exit=0"),
+    "-fsanitize=array-bounds",
 )
 _LINT = ("-DMETALSIM_LINT", "-fsyntax-only")
 

@@ -120,6 +120,26 @@ def test_init_value_fills_every_type(dtype: Any) -> None:
     assert out.astype(mx.int32).tolist() == [1, 0, 1]
 
 
+def test_fast_mode_poisons_what_is_not_initialised() -> None:
+    source = """
+      threadgroup uint s[32];
+      uint t = thread_index_in_threadgroup, i = thread_position_in_grid.x;
+      uint before = s[t];
+      s[t] = 1;
+      if (i % 3) out[i] = before & 0xFFFFFFF0;
+    """
+    kernel = metal_kernel("poison", ["x"], ["out"], source)
+    out = kernel(
+        inputs=[mx.ones(8)],
+        grid=(64, 1, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=[(64,)],
+        output_dtypes=[mx.uint32],
+    )[0]
+    expected = np.where(np.arange(64) % 3, 0xFFFFFFF0, 0xFFFFFFFF)
+    np.testing.assert_array_equal(np.array(out), expected)
+
+
 def test_ragged_threadgroups_and_thread_attributes() -> None:
     names = {
         "thread_position_in_grid": lambda i: i,

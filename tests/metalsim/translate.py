@@ -103,6 +103,11 @@ def threadgroup_variables(text: str) -> str:
     return "".join(done)
 
 
+def names_restored(message: str) -> str:
+    """A message with the variables' own names in place of those of their types."""
+    return re.sub(r"'(\w+)__type' \(aka ('[^']*')\)", r"'\1' of type \2", message)
+
+
 def _argument(number: int, buffer: Buffer) -> str:
     pointer = f"({buffer.type}*)b[{number}]"
     return f"*{pointer}" if buffer.by_reference else pointer

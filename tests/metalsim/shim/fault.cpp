@@ -93,7 +93,8 @@ static void on_signal(int signal_number, siginfo_t* info, void* context) {
 }
 
 static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGVTALRM};
-static struct sigaction previous[4];
+constexpr int SIGNAL_COUNT = sizeof SIGNALS / sizeof *SIGNALS;
+static struct sigaction previous[SIGNAL_COUNT];
 static stack_t previous_stack;
 static int watchdog;  // the kernel's own timer number
 static bool watched;
@@ -125,13 +126,13 @@ void catch_signals() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-  for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &action, &previous[i]);
+  for (int i = 0; i < SIGNAL_COUNT; i++) sigaction(SIGNALS[i], &action, &previous[i]);
   start_watchdog();
 }
 
 void release_signals() {
   if (watched) syscall(SYS_timer_delete, watchdog);
-  for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &previous[i], nullptr);
+  for (int i = 0; i < SIGNAL_COUNT; i++) sigaction(SIGNALS[i], &previous[i], nullptr);
   sigaltstack(&previous_stack, nullptr);
 }
 
