@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Test modules list the variants of the device as they are imported."""
     under_test.device = config.getoption("--on")
+    if under_test.simulated():
+        os.environ["MINFER_METAL_SIM"] = "1"
     why = Device.parse(under_test.device).unavailable()
     if why is not None:
         pytest.exit(why, returncode=2)

@@ -25,7 +25,13 @@ class Model:
     """A tiny Llama over a store of its own."""
 
     def __init__(
-        self, device: str, cache_type: str = "f32", *, n_layer: int = 2, **how: Any
+        self,
+        device: str,
+        cache_type: str = "f32",
+        *,
+        n_layer: int = 2,
+        n_ctx: int = CELLS,
+        **how: Any,
     ) -> None:
         tiny = Tiny(n_layer=n_layer, tied=True)
         weights = tiny_weights(tiny)
@@ -43,7 +49,7 @@ class Model:
             tied_embeddings=True,
             rope=Rope(tiny.head_dim, tiny.rope_base),
         )
-        sizes = (self.hp.n_layer, CELLS, self.hp.n_head_kv, self.hp.head_dim)
+        sizes = (self.hp.n_layer, n_ctx, self.hp.n_head_kv, self.hp.head_dim)
         sanitize = how.pop("sanitize", False)
         self.store = KvStore(*sizes, cache_type=cache_type, device=device, sanitize=sanitize)
         placed = {n: self.placed(array) for n, array in stacked(weights, tiny.n_layer).items()}
@@ -58,7 +64,9 @@ class Model:
         rows = output_rows(batch, 1)
         with self.store.step(batch) as step:
             graph = self.graphs.of(step.inputs, len(rows))
-            inputs = fill_batch_inputs(graph, step.inputs, batch.tokens or (), rows, CELLS)
+            inputs = fill_batch_inputs(
+                graph, step.inputs, batch.tokens or (), rows, self.store.n_ctx
+            )
             return self.graphs.run(graph, inputs, step)
 
     def feed(self, seq: int, tokens: list[int], kind: str = "decode") -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -24,6 +26,22 @@ from minfer.ops import Variant
 device = "cpu"  # conftest sets it before it imports a test module
 THREADS = 2  # of every launch, where a variant has threads
 INTERPRETED_STEPS = 20  # of a program over some keys, each about 10 ms
+CHECKED_SCORES = 20_000  # of an attention call in the Metal simulator
+CHECKED_ELEMENTS = 1 << 16  # of the arrays of another call there
+
+
+def simulated() -> bool:
+    """Whether Metal kernels run in the simulator, on the CPU."""
+    return device == "metal" and sys.platform != "darwin"
+
+
+def checked(small: bool) -> AbstractContextManager[None]:
+    """In the simulator, small calls run with every access and every order of threads checked."""
+    if not (small and simulated()):
+        return nullcontext()
+    simulator = importlib.import_module("metalsim")
+    checking: AbstractContextManager[None] = simulator.running(simulator.Mode.CHECKED)
+    return checking
 
 
 def interpreted() -> bool:
@@ -126,7 +144,15 @@ def launch(
     """What the variant makes of copies of `tensors`; arrays stay on the host if `host`."""
     chosen = config_of(variant) if config is None else config
     sent = [t if host and not isinstance(t, Region) else given(t) for t in tensors]
-    return returned(variant.launch(*sent, **scalars, config=chosen))
+    attends = variant.op in registry.ATTENTION  # `attend` says whether it is small
+    with checked(not attends and sum(map(size, tensors)) <= CHECKED_ELEMENTS):
+        return returned(variant.launch(*sent, **scalars, config=chosen))
+
+
+def size(value: Any) -> int:
+    """Elements of an array or of a region's arrays; none of anything else."""
+    arrays = value.arrays if isinstance(value, Region) else (value,)
+    return sum(int(np.size(array)) for array in arrays if array is not None)
 
 
 def op(name: str, fmt: KvFormat = KvFormat.F32) -> Any:
@@ -138,7 +164,10 @@ def attend(variant: Variant, inputs: cases.Inputs, **overrides: Any) -> Any:
     """The attention of a case, f32 [n_q, n_head, d]."""
     chosen = config_of(variant, **overrides)
     tensors = inputs.tensors(chosen.get("block_m", 1))
-    return launch(variant, *tensors, **inputs.scalars, config=chosen)
+    ends = inputs.positions.astype(np.int64) + 1
+    scores = inputs.q.shape[1] * (np.minimum(ends, inputs.width) if inputs.width else ends).sum()
+    with checked(scores <= CHECKED_SCORES):
+        return launch(variant, *tensors, **inputs.scalars, config=chosen)
 
 
 def case_named(name: str) -> cases.Case:

@@ -43,8 +43,15 @@ def from_host(array: NDArray[Any]) -> mx.array:
 
 
 def to_host(array: Any) -> NDArray[Any]:
-    """An mlx array as numpy, evaluated and copied."""
-    host: NDArray[Any] = np.array(array) if isinstance(array, mx.array) else array
+    """An mlx array as numpy, evaluated and copied.
+
+    Waits for all work: what it reads cannot be written in place before it has ended.
+    """
+    if not isinstance(array, mx.array):
+        given: NDArray[Any] = array
+        return given
+    host = np.array(array)
+    mx.synchronize()
     return host
 
 

@@ -31,9 +31,9 @@ def taken(region: Region, cells: mx.array) -> list[mx.array]:
 def batches(moves: Int32, n_cells: int, most: int) -> Iterator[tuple[Int32, Int32]]:
     """Moves int32 [n, 3] as batches of `most` rows at most: cells they come from and go to.
 
-    A batch may be taken before any of it is put: no row of it comes from a cell, or goes to one,
-    that a row before it in the batch goes to. Batch after batch acts as the moves in order, each
-    like memmove.
+    A batch may be taken before any of it is put: no piece of a move in it comes from cells, or
+    goes to some, that a piece before it goes to. Batch after batch acts as the moves in order,
+    each like memmove.
     """
     written, n_held = np.zeros(n_cells, bool), 0
     held: list[tuple[int, int, int]] = []

@@ -7,7 +7,7 @@ matmul
           the bit.
 
 Tiles are the same for any number of rows, those past the last one are copies of it: no row's sums
-can tell how many others there are.
+can tell how many others there are. MLX's own product chooses its kernel by that number.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import mlx.core as mx
 from minfer.format import BLOCK, KvFormat
 from minfer.kernels_mlx._arguments import product
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
-from minfer.kernels_mlx.matvec import CANONICAL, ROUNDING, matvec_blocks
-from minfer.kernels_mlx.q8_0 import quantize_q8_0_blocks
+from minfer.kernels_mlx.matvec import ROUNDING, matvec_blocks
+from minfer.kernels_mlx.q8_0 import CANONICAL, quantize_q8_0_blocks
 from minfer.ops import Config, variant
 
 SIDE = 32  # rows and columns of a tile
@@ -35,14 +35,14 @@ template <typename T>
 METAL_FUNC float element(const device T* row, int k) {{ return float(row[k]); }}
 
 METAL_FUNC float element(const device uint8_t* row, int k) {{
-  return code_of(block_of(row, k / {BLOCK}), k % {BLOCK});
+  return float(code_of(row + k / {BLOCK} * BLOCK_BYTES, k % {BLOCK}));
 }}
 
 template <typename T>
 METAL_FUNC float scale_at(const device T*, int) {{ return 1.0f; }}
 
 METAL_FUNC float scale_at(const device uint8_t* row, int k) {{
-  return scale_of(block_of(row, k / {BLOCK}));
+  return scale_of(row + k / {BLOCK} * BLOCK_BYTES);
 }}
 """
 

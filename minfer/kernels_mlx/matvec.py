@@ -13,10 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
+from minfer.format import BLOCK, KvFormat
 from minfer.kernels_mlx._arguments import product
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
-from minfer.kernels_mlx.q8_0 import quantize_q8_0_blocks
+from minfer.kernels_mlx.q8_0 import CANONICAL, quantize_q8_0_blocks
 from minfer.ops import Config, variant
 
 ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how products round x, as activations say for the others
@@ -95,25 +95,12 @@ def matvec_lanes(weight: Any, x: Any, *, fmt: KvFormat, config: Config) -> Any:
 
 # -- blocks ---------------------------------------------------------------------------------------
 
-CANONICAL = f"""
-// Block `i` of a row of canonical blocks: a float16 scale, then codes, at an even address.
-METAL_FUNC const device uint8_t* block_of(const device uint8_t* row, int i) {{
-  return row + i * {BLOCK_BYTES};
-}}
-
-METAL_FUNC float scale_of(const device uint8_t* block) {{
-  return float(*(const device half*)block);
-}}
-
-METAL_FUNC float code_of(const device uint8_t* block, int i) {{
-  return float(as_type<int8_t>(block[{BLOCK_BYTES - BLOCK} + i]));
-}}
-
-// Codes i to i + 3, for an even i.
-METAL_FUNC float4 codes_of(const device uint8_t* block, int i) {{
-  const device char2* pairs = (const device char2*)(block + {BLOCK_BYTES - BLOCK} + i);
+_BLOCKS = """
+// Codes i to i + 3 of a canonical block at an even address, for an even i.
+METAL_FUNC float4 codes_of(const device uint8_t* block, int i) {
+  const device char2* pairs = (const device char2*)(block + 2 + i);
   return float4(float2(pairs[0]), float2(pairs[1]));
-}}
+}
 """
 
 # weight: blocks [n_out, n_blocks]. x: blocks [n, n_blocks], rows x_width bytes apart.
@@ -135,14 +122,15 @@ _MATVEC_BLOCKS_SOURCE = f"""
       float4 x_0[COLUMNS], x_1[COLUMNS];
       float x_scale[COLUMNS];
       for (int c = 0; c < COLUMNS; c++) {{
-        const device uint8_t* given = block_of(x + size_t(min(column + c, n - 1)) * x_width, block);
+        const size_t row = size_t(min(column + c, n - 1)) * x_width;
+        const device uint8_t* given = x + row + block * BLOCK_BYTES;
         x_0[c] = codes_of(given, 8 * part);
         x_1[c] = codes_of(given, 8 * part + 4);
         x_scale[c] = scale_of(given);
       }}
       for (int r = 0; r < ROWS; r++) {{
         const size_t row = size_t(min(first + r, n_out - 1)) * n_blocks;
-        const device uint8_t* w = block_of(weight + row * {BLOCK_BYTES}, block);
+        const device uint8_t* w = weight + (row + block) * BLOCK_BYTES;
         const float4 w_0 = codes_of(w, 8 * part), w_1 = codes_of(w, 8 * part + 4);
         const float scale = scale_of(w);
         for (int c = 0; c < COLUMNS; c++) {{
@@ -169,7 +157,7 @@ _matvec_blocks = MetalKernel(
     ("weight", "x", "n", "n_blocks", "n_out", "x_width"),
     ("out",),
     _MATVEC_BLOCKS_SOURCE,
-    CANONICAL,
+    CANONICAL + _BLOCKS,
 )
 
 

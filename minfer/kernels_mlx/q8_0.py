@@ -16,7 +16,7 @@ from minfer.kernels_mlx._cell import CELL, parts_of, spread
 from minfer.kernels_mlx._kernel import MetalKernel
 from minfer.ops import Config, cell_arguments, variant
 
-_CANONICAL = """
+CANONICAL = """
 #define BLOCK_BYTES 34
 
 // The scale of a canonical block: float16, low byte first.
@@ -54,7 +54,7 @@ _QUANTIZE_Q8_0_BLOCKS = MetalKernel(
     inputs=("rows", "n_rows", "n_blocks", "parts", "width"),
     outputs=("cells",),
     source=_QUANTIZE_Q8_0_BLOCKS_SOURCE,
-    header=CELL + _CANONICAL,
+    header=CELL + CANONICAL,
 )
 
 
@@ -91,7 +91,7 @@ _DEQUANTIZE_Q8_0_BLOCKS = MetalKernel(
     inputs=("cells", "n_rows", "n", "width"),
     outputs=("rows",),
     source=_DEQUANTIZE_Q8_0_BLOCKS_SOURCE,
-    header=_CANONICAL,
+    header=CANONICAL,
 )
 
 
@@ -133,7 +133,7 @@ _DOT_Q8_0_BLOCKS = MetalKernel(
     inputs=("a", "b", "n_rows", "n_blocks", "width"),
     outputs=("out",),
     source=_DOT_Q8_0_BLOCKS_SOURCE,
-    header=_CANONICAL,
+    header=CANONICAL,
 )
 
 

@@ -24,6 +24,7 @@ from under_test import (
     launch,
     package,
     short,
+    simulated,
     takes,
     variants,
 )
@@ -118,7 +119,7 @@ def test_every_case_of_the_matrix_meets_its_default_variant() -> None:
                 assert chosen.name in meant[case.kind]
 
 
-@pytest.mark.parametrize("head_dim", [1, 3, 40, 65])
+@pytest.mark.parametrize("head_dim", [1, 3, 42, 65])
 def test_odd_head_dims_run_through_rows(head_dim: int) -> None:
     some = ((40, 1),) if interpreted() else ((300, 3),)
     case = cases.Case("odd", "prefill", (4, 2), head_dim, some, cases.RUNS, pieces=3)
@@ -162,7 +163,11 @@ def test_a_damaged_row_shows_in_prefill_for_queries_that_see_it(fmt: KvFormat) -
     assert np.isnan(out[:mine]).all() and np.isfinite(out[mine:]).all()
 
 
-FAR = [(name, fmt) for name in NAMES if name != "scratch" for fmt in find("attn_map", name).formats]
+NATIVE = [
+    (name, fmt) for name in NAMES if name != "scratch" for fmt in find("attn_map", name).formats
+]  # fmt: skip
+# MLX fills what it allocates: in the simulator, one region is enough
+FAR = [("split", KvFormat.Q8_0)] if simulated() else NATIVE
 
 
 @compiled_only()
@@ -189,7 +194,7 @@ def test_cells_beyond_two_gigabytes_are_reached(name: str, fmt: KvFormat) -> Non
     assert np.array_equal(package().to_host(out), attend(variant, inputs))
 
 
-@pytest.mark.parametrize(("name", "fmt"), FAR, ids=str)
+@pytest.mark.parametrize(("name", "fmt"), NATIVE, ids=str)
 def test_arrays_on_the_host_of_other_whole_numbers_and_strides_give_the_same_bits(
     name: str, fmt: KvFormat
 ) -> None:

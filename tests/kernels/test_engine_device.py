@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import under_test
 from device_models import Model
+from shorter_models import write_first_layers
 from tiny_models import write_tiny_gguf
+from under_test import compiled_only
 
 from minfer import Engine
 from minfer.format import KvFormat
@@ -55,3 +57,31 @@ def test_a_file_runs_end_to_end(tmp_path: Path, call: Any) -> None:
     words = ("run", tmp_path / "m.gguf", "-p", "cat", "-n", 2, "--n-ctx", 16)
     texts = [call(*words, "--device", device).out for device in devices]
     assert texts[0] == texts[1] != ""
+
+
+@pytest.fixture(scope="module")
+def two_layers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first two layers of SmolLM2, with its embedding."""
+    path = tmp_path_factory.mktemp("two") / "two.gguf"
+    write_first_layers(smollm2, path, 2)
+    return path
+
+
+@compiled_only()
+@pytest.mark.model
+@pytest.mark.parametrize("cache_type", FORMATS)
+def test_two_layers_of_smollm2_agree_with_the_cpu(two_layers: Path, cache_type: str) -> None:
+    # in f32: a code of a q8_0 weight's rows that flips would hide what attention does
+    how: dict[str, Any] = {"n_ctx": 300, "cache_type": cache_type, "weights": "f32"}
+    cpu, ours = (
+        Engine.load(two_layers, device=device, **how) for device in ("cpu", under_test.device)
+    )
+    ids = cpu.encode("The history of the city begins with a harbour, a bridge and a market.")
+    for engine in (cpu, ours):
+        engine.store.reserve(0, 40)
+    wanted, found = (engine.prefill(ids) for engine in (cpu, ours))
+    for token in (*ids[:3], None):
+        assert np.abs(found - wanted).max() <= BOUNDS[cache_type] * np.abs(wanted).max()
+        assert np.argmax(found) == np.argmax(wanted)
+        if token is not None:
+            wanted, found = (engine.decode(token) for engine in (cpu, ours))

@@ -177,6 +177,12 @@ def test_rows_that_lie_in_steps_are_stored_and_quantized() -> None:
     assert (backend.to_host(found) == reference.dequantize_q8_0(wanted, n=64)).all()
 
 
+def test_scales_are_multiplied_before_the_products_of_codes() -> None:
+    a, b = (reference.quantize_q8_0(rows_of(40, 1, 96, seed)[:, 0]) for seed in (1, 2))
+    found = backend.to_host(q8_0.dot_q8_0_blocks(a, b, n=96, config={}))
+    assert under_test.same_bits(found, reference.dot_q8_0(a, b, n=96))
+
+
 def test_a_call_of_no_rows_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.MetalKernel, "__call__", None)
     region, none = dirty_region(KvFormat.Q8_0, 2, 1, 32), np.zeros((0, 1, 32), np.float32)
@@ -253,6 +259,7 @@ def test_a_batch_ends_where_a_row_meets_one_that_it_wrote() -> None:
     assert lengths((0, 10, 5), (20, 14, 5)) == [5, 5]
     assert lengths((0, 10, 25), most=10) == [10, 10, 5][::-1]  # up: from the top
     assert lengths((10, 0, 25), most=10) == [10, 10, 5]
+    assert lengths((0, 10, 5), (14, 20, 5), (30, 10, 5)) == [5, 10]  # of this batch, not before
     assert lengths((3, 3, 9), (0, 4, 0)) == []
 
 
@@ -278,12 +285,11 @@ def test_no_operation_holds_a_region_twice(fmt: KvFormat) -> None:
     n_head_kv, d = 8, 128
     row_bytes = backend.empty_region(fmt, 1, n_head_kv, d).row_bytes
     region = backend.empty_region(fmt, LARGE // row_bytes, n_head_kv, d)
-    last = region.n_cells - 1
+    last, by = region.n_cells - 1, 2 * _move.batch_rows(region) + 5
     rows, table = rows_of(3, n_head_kv, d), np.ones((1, d // 2), np.float32)
     cells, at, how = np.array([last, 0, 7]), [0, 0, 0], {"fmt": fmt, "config": {}}
     raw = np.zeros((3, row_bytes), np.uint8)
-    by = 2 * _move.batch_rows(region) + 5
-    moves = [(0, 1, last), (by, 0, last - by), *((i, i + 9, 5) for i in range(0, 600, 6))]
+    moves = [(0, 1, 3 * by), (by, 0, 2 * by), *((i, i + 9, 5) for i in range(0, 600, 6))]
     calls: dict[str, Callable[[], object]] = {
         "store_cells": lambda: kernels.store_cells_rows(region, rows, cells, **how),
         "qkv_rope_store": lambda: kernels.qkv_rope_store_rows(
@@ -347,6 +353,11 @@ ROWS = rows_of(2, 2, 8)
         ({"q": mx.array(ROWS).astype(mx.float16)}, "4.2", "q must be float32, not float16"),
         ({"positions": np.array([0, 1])}, "7.5", "position 1 of row 1 is not in the rope table of"),
         ({"positions": np.array([0])}, "10", "1 positions do not fit rows [2, 2, 8]"),
+        (
+            {"q": rows_of(3, 2, 8), "positions": [0, 0, 0]},
+            "10",
+            "3 positions do not fit rows [2, 2",
+        ),
         ({"positions": mx.zeros(2)}, "10", "positions must be whole numbers (int32), not float32"),
         ({"cos": np.ones((1, 5), np.float32)}, "10", "tables [1, 5] and [1, 4]"),
         ({"pairing": "neox"}, "5.7", "'neox' is neither half nor interleaved"),
@@ -363,3 +374,14 @@ def test_a_refused_rope_and_store_changes_no_byte(
         kernels.qkv_rope_store_rows(**how, config={})
     assert caught.value.rule == rule and message in caught.value.message
     assert all((plane == DIRTY).all() for plane in planes_of(region))
+
+
+def test_cells_are_those_of_the_smaller_region() -> None:
+    large, small = (dirty_region(KvFormat.F16, n, 2, 8) for n in (4, 1))
+    for k, v in ((large, small), (small, large)):
+        with pytest.raises(Refusal, match="cell 1 of row 1 is outside the region of 1 cells"):
+            kernels.qkv_rope_store_rows(
+                *(ROWS, ROWS, ROWS, k, v, FIRST, [0, 1], TABLE, TABLE),
+                fmt=KvFormat.F16, pairing=HALF, config={},
+            )  # fmt: skip
+    assert all((plane == DIRTY).all() for region in (large, small) for plane in planes_of(region))
