@@ -237,6 +237,8 @@ def test_two_threads_at_once() -> None:
 
 def test_memory_is_that_of_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "LARGE", 1 << 20)
+    view = np.zeros(2 << 20, np.uint8)[4:]
+    assert buffers.of_array(view).pointer == view.ctypes.data  # no copy
     source = "uint i = thread_position_in_grid.x;\nout[i] = x[i * 4096];"
     kernel = metal_kernel("large", ["x"], ["out"], source)
     x = mx.ones((4 << 20,))

@@ -162,11 +162,6 @@ CASES = [
         START + "out[g] = simd_sum((long)x[g]);",
         "Metal reduces no 64-bit types",
     ),
-    Case(
-        "an unsuffixed literal is float",
-        START + "out[g] = (x[g] * 0.1) == (x[g] * 0.1f) ? 1 : 0;",
-        None,
-    ),
     # --- limits
     Case(
         "infinite loop",

@@ -63,6 +63,13 @@ def test_float_is_not_contracted() -> None:
     assert (a * b + c != exact).any()
 
 
+def test_literals_are_float() -> None:
+    a = np.abs(np.random.default_rng(1).standard_normal(N)).astype(np.float32)
+    out = compute("out[i] = a[i] * 0.1;", {"a": mx.array(a)}, N, mx.float32)
+    np.testing.assert_array_equal(np.array(out), a * np.float32(0.1))
+    assert (a * np.float32(0.1) != (a * np.float64(0.1)).astype(np.float32)).any()
+
+
 def test_bfloat_arithmetic_is_that_of_mlx() -> None:
     a, b = demo.normal((N,), mx.bfloat16, 7), demo.normal((N,), mx.bfloat16, 8)
     out = compute("out[i] = a[i] * b[i];", {"a": a, "b": b}, N, mx.bfloat16)

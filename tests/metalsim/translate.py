@@ -114,12 +114,11 @@ def _argument(number: int, buffer: Buffer) -> str:
 
 
 def to_cpp(file: str, text: str, signature: Signature) -> str:
-    """The C++ text of a kernel; compilers name `file` in their messages."""
+    """The C++ text of a kernel, after its header; compilers name `file` in their messages."""
     arguments = [_argument(i, buffer) for i, buffer in enumerate(signature.buffers)]
     arguments += [_ATTRIBUTES[a] for a in signature.attributes]
     body = threadgroup_variables(_INSTANCE.sub("", text))
-    return f"""#include "mlx_prelude.h"
-#line 1 "{file}"
+    return f"""#line 1 "{file}"
 {body}
 #line 1 "entry"
 extern "C" __attribute__((no_sanitize("thread")))

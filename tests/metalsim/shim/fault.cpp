@@ -23,9 +23,8 @@ const char* who() {
   return text;
 }
 
-// The first fault of a run is kept. A faulting fiber is left where it is and never resumed.
+// A fault ends the run. A faulting fiber is left where it is and never resumed.
 static void keep(uintptr_t code_address, const char* format, va_list arguments) {
-  if (machine.failed) return;
   vsnprintf(machine.message, sizeof machine.message, format, arguments);
   machine.fault_address = code_address;
   machine.failed = true;
