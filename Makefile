@@ -32,7 +32,12 @@ CHECKED = "tests/kernels/test_attention.py -k float32 and not large and (drafts 
   "tests/triton/test_split_triton.py -k programs or groups" \
   "tests/kernels/test_products.py -k close and 17-257"
 
-.PHONY: run test test-cuda test-deep memcheck lint compile peers clean
+# The Metal simulator's own tests, and what it runs of the MLX backend, in two processes.
+SIMULATED = kernels invariance
+simulated_kernels = tests/mlx $(filter-out %/test_invariance.py,$(wildcard tests/kernels/test_*.py))
+simulated_invariance = tests/metalsim tests/kernels/test_invariance.py
+
+.PHONY: run test test-cuda test-metal test-deep memcheck lint compile peers clean
 
 run: $(VENV)/.run
 	$(BIN)/minfer pull smollm2
@@ -45,15 +50,20 @@ run: $(VENV)/.run
 
 test: $(VENV)/.dev lint
 	@$(call timed,models,$(BIN)/minfer pull smollm2 && $(BIN)/minfer pull gemma3-270m)
-	@$(call timed,tests,$(BIN)/python -m pytest)
+	@$(call timed,tests,$(BIN)/python -m pytest --ignore=tests/metalsim)
 	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest $(SANITIZED))
 	@$(call timed,interpreted,$(MAKE) --jobs=2 $(addprefix interpret/,$(INTERPRETED)))
+	@$(call timed,simulated,$(MAKE) --jobs=2 $(addprefix simulate/,$(SIMULATED)))
 	@$(MAKE) compile
 
 # Both at once: what each prints is shown when it is done.
 interpret/%: $(VENV)/.dev
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider --on cuda $(interpreted_$*) \
 	  > $(VENV)/interpreted-$*.txt 2>&1; code=$$?; cat $(VENV)/interpreted-$*.txt; exit $$code
+
+simulate/%: $(VENV)/.dev
+	@$(BIN)/python -m pytest -p no:cacheprovider --on metal $(simulated_$*) \
+	  > $(VENV)/simulated-$*.txt 2>&1; code=$$?; cat $(VENV)/simulated-$*.txt; exit $$code
 
 # Every kernel of the CUDA backend by the compilers that come with two versions of Triton.
 compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
@@ -74,6 +84,10 @@ memcheck:
 	    $(PYTHON) -m pytest -q -p no:cacheprovider --on cuda \
 	    $${tests%% *} -k "$${tests#* -k }" || exit $$?; \
 	done; done
+
+# On a Mac with Apple silicon, on its GPU.
+test-metal: $(VENV)/.dev
+	$(BIN)/python -m pytest -p no:cacheprovider --on metal tests/kernels tests/mlx
 
 # What takes too long for every change: half an hour on 2 cores.
 test-deep: $(VENV)/.dev

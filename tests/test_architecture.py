@@ -34,7 +34,8 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 KERNELS = LAYERS[2]
-PACKAGES = {"kernels_numba": "numba", "kernels_triton": "triton"}  # and what they are written in
+# and what they are written in
+PACKAGES = {"kernels_numba": "numba", "kernels_triton": "triton", "kernels_mlx": "mlx.core"}
 FOR_KERNELS = {"errors", "settings", "format", "planes", "window", "memory", "ops"}
 
 
@@ -101,6 +102,7 @@ def test_every_package_has_every_op_with_its_signature(op, package: str, languag
     [
         ("kernels_numba", "numba", ["rows", "split", "flash", "scratch"]),
         ("kernels_triton", "triton", ["rows", "split", "ring", "flash"]),
+        ("kernels_mlx", "mlx.core", ["rows", "split", "flash"]),
     ],
 )
 def test_attention_variants_come_in_pairs(package: str, language: str, wanted: list[str]) -> None:

@@ -59,6 +59,16 @@ def test_metal_runs_on_a_mac_or_in_the_simulator(monkeypatch: pytest.MonkeyPatch
     assert Device.parse("metal").unavailable() is None
 
 
+def test_the_simulator_is_found_in_a_checkout_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("MINFER_METAL_SIM", "1")
+    found = lambda name: None if name == "metalsim" else name  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    assert "simulator, which lies in tests/ of a source checkout: PYTHONPATH=tests" in str(
+        Device.parse("metal").unavailable()
+    )
+
+
 def torch_with(gpu: str | None, capability: tuple[int, int] = (9, 0), built: bool = True) -> Any:
     """As much of torch as a device asks: a GPU by name, or none."""
     cuda = SimpleNamespace(

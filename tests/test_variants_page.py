@@ -15,7 +15,7 @@ from minfer.errors import Refusal
 from minfer.format import KvFormat
 
 PAGE = Path(__file__).parent.parent / "docs" / "variants.md"
-MODULE, USE, *_ON_A_GPU = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+MODULE, USE, *_ON_OTHER_DEVICES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from minfer import planes
 from minfer.format import BLOCK, Bytes, Int32, KvFormat, Region
 from minfer.kernels_mlx._arguments import check_region, checked_cells, put, tensor
+from minfer.kernels_mlx._kernel import MetalKernel
 from minfer.ops.cell_arguments import check_bytes, check_fill
 from minfer.planes import LAYOUT
 
-__all__ = ["LAYOUT"]
+__all__ = ["LAYOUT", "MetalKernel"]
 
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
