@@ -116,7 +116,10 @@ def test_simd_sum_follows_the_fixed_tree(lanes: int) -> None:
         ("simd_prefix_exclusive_sum(x[i])", lambda x: np.cumsum(x) - x),
         ("simd_broadcast(x[i], 9)", lambda x: np.full(32, x[9])),
         ("simd_broadcast_first(x[i])", lambda x: np.full(32, x[0])),
-        ("simd_broadcast(simd_broadcast(x[i], 0) + 1, 0)", lambda x: np.full(32, x[0] + 1)),
+        (
+            "simd_broadcast(x[i], 0) * 100 + simd_broadcast(x[i] + 1, 0)",
+            lambda x: np.full(32, x[0] * 101 + 1),
+        ),
         ("simd_shuffle(x[i], (lane * 7) % 32)", lambda x: x[np.arange(32) * 7 % 32]),
         ("simd_shuffle_xor(x[i], 5)", lambda x: x[np.arange(32) ^ 5]),
         ("simd_shuffle_down(x[i], 3)", lambda x: np.concatenate([x[3:], x[-3:]])),
