@@ -12,10 +12,10 @@ How it works
     `running(Mode.CHECKED)` first compiles with Metal's address spaces as part of the types, then
     runs with a hook before each memory access (clang's -fsanitize=thread hooks, without its
     library), in order and then in a random order with preemption. It finds: accesses out of
-    bounds or misaligned, reads of uninitialised threadgroup memory and outputs, data races by
-    happens-before with barriers of the right memory kind, barriers and simdgroup operations that
-    not all threads reach, outputs not wholly written, and results that depend on the order.
-    Outputs whose names begin with "scratch" may stay partly unwritten.
+    bounds or misaligned, indices outside of arrays, reads of uninitialised threadgroup memory and
+    outputs, data races by happens-before with barriers of the right memory kind, barriers and
+    simdgroup operations that not all threads reach, outputs not wholly written, and results that
+    depend on the order. Outputs whose names begin with "scratch" may stay partly unwritten.
 
 What it fixes
     Reductions combine lanes 16, 8, 4, 2 and 1 apart. A product of simdgroup matrices adds its
@@ -26,10 +26,15 @@ What it fixes
 What it cannot show
     Whether Apple's compiler takes the text; the rounding of a GPU's fast:: functions and the
     order of its reductions; denormals flushed to zero; fewer threads per threadgroup where
-    registers run short; races between separate launches; speed. It is stricter than Metal where
-    a lane that has returned, or a divergent branch, meets a simdgroup operation. Texture, quad
-    and tensor functions are absent, and vectors of bool. In FAST mode large buffers (64 MiB) have
-    no guard. On AArch64 an integer division by zero gives 0 and is not reported.
+    registers run short; races between separate launches; uninitialised variables of a thread;
+    speed. It is stricter than Metal where a lane that has returned, or a divergent branch, meets
+    a simdgroup operation. Texture, quad and tensor functions are absent, and vectors of bool. In
+    FAST mode large buffers (64 MiB) have no guard. On AArch64 an integer division by zero gives 0
+    and is not reported.
+
+What it needs
+    clang 17 or newer: the command in METALSIM_CXX, clang++ on the PATH, or the pip package
+    ziglang. Builds are kept in the folder `metalsim` of minfer's cache.
 
 For tests
     `launches()` lists what was launched, `edited(...)` changes texts before they are built,

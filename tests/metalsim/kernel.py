@@ -63,7 +63,7 @@ def _error(kernel: _Kernel, fault: Fault) -> MetalError:
         line = found[1] if found and found[0] == kernel.file else 0
     elif told := re.search(r"\bline (\d+)", fault.message):
         line = int(told[1])
-    message = f"{kernel.name}: {fault.message}"
+    message = translate.names_restored(f"{kernel.name}: {fault.message}")
     if line:
         text = kernel.text.split("\n")[line - 1].strip()
         message += f" [{kernel.file}:{line}]\n    > {text}"

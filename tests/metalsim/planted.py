@@ -60,6 +60,6 @@ def check(case: Case) -> None:
     with pytest.raises(MetalError) as caught:
         case.run()
     message = str(caught.value)
-    assert case.words in message
+    assert case.words in message, message
     if case.line is not None:
-        assert case.line in message.split("\n", 1)[1]
+        assert case.line in message.partition("\n")[2], message

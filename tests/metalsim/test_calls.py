@@ -120,6 +120,26 @@ def test_init_value_fills_every_type(dtype: Any) -> None:
     assert out.astype(mx.int32).tolist() == [1, 0, 1]
 
 
+def test_fast_mode_poisons_what_is_not_initialised() -> None:
+    source = """
+      threadgroup uint s[32];
+      uint t = thread_index_in_threadgroup, i = thread_position_in_grid.x;
+      uint before = s[t];
+      s[t] = 1;
+      if (i % 3) out[i] = before & 0xFFFFFFF0;
+    """
+    kernel = metal_kernel("poison", ["x"], ["out"], source)
+    out = kernel(
+        inputs=[mx.ones(8)],
+        grid=(64, 1, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=[(64,)],
+        output_dtypes=[mx.uint32],
+    )[0]
+    expected = np.where(np.arange(64) % 3, 0xFFFFFFF0, 0xFFFFFFFF)
+    np.testing.assert_array_equal(np.array(out), expected)
+
+
 def test_ragged_threadgroups_and_thread_attributes() -> None:
     names = {
         "thread_position_in_grid": lambda i: i,
@@ -162,7 +182,7 @@ def test_grids_have_three_dimensions() -> None:
         "out[(p.z * n.y + p.y) * n.x + p.x] = p.x + 10 * p.y + 100 * p.z + "
         "1000 * thread_index_in_threadgroup;"
     )
-    out = np.array(call(source, {}, (2, 3, 5), grid=(5, 3, 2), threadgroup=(4, 2, 8)))
+    out = np.array(call(source, {}, (2, 3, 5), grid=(5, 3, 2), threadgroup=(4, 2, 512)))
     assert out[1, 2, 4] == 124 + 1000 * 1  # the corner threadgroup is 1 x 1 x 2
     assert out[1, 1, 3] == 113 + 1000 * (3 + 4 * 1 + 8 * 1)
 
@@ -217,7 +237,12 @@ def test_two_threads_at_once() -> None:
 
 def test_memory_is_that_of_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "LARGE", 1 << 20)
-    source = "uint i = thread_position_in_grid.x;\nout[i] = x[i * 4096];"
+    view = np.zeros(2 << 20, np.uint8)[4:]
+    assert buffers.of_array(view).pointer == view.ctypes.data  # no copy
+    source = """
+      uint i = thread_position_in_grid.x;
+      out[i] = ((const device float4*)x)[i * 1024].z;  // MLX aligns x to 8 bytes only
+    """
     kernel = metal_kernel("large", ["x"], ["out"], source)
     x = mx.ones((4 << 20,))
     mx.eval(x)

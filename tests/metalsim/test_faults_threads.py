@@ -123,6 +123,22 @@ CASES = [
         grid=512,
     ),
     Case(
+        "a barrier does not order threadgroups",
+        START + "threadgroup_barrier(mem_flags::mem_device);\nout[t] = x[g % 256];",
+        "data race on 'out'[224] (device memory): write by threadgroup (1,0,0) thread 224",
+        "out[t] = x[g % 256];",
+        grid=512,
+    ),
+    Case(
+        "simdgroup_barrier does not order readers in other simdgroups",
+        START
+        + f"if (t == 0) s[0] = 1;\n{BARRIER}\nfloat v = s[0];\n"
+        + "simdgroup_barrier(mem_flags::mem_threadgroup);\nif (t == 223) s[0] = 2;\nout[g] = v;",
+        "data race on 's'[0] (threadgroup memory): write by threadgroup (0,0,0) thread 223 "
+        "[simdgroup 6 lane 31] is not ordered after read by several threads",
+        "if (t == 223) s[0] = 2;",
+    ),
+    Case(
         "all lanes store the same cell",
         START + "float v = simd_sum(x[g]);\nout[sg] = v;",
         "data race on 'out'[0] (device memory): write by threadgroup (0,0,0) thread 1",

@@ -63,6 +63,13 @@ def test_float_is_not_contracted() -> None:
     assert (a * b + c != exact).any()
 
 
+def test_literals_are_float() -> None:
+    a = np.abs(np.random.default_rng(1).standard_normal(N)).astype(np.float32)
+    out = compute("out[i] = a[i] * 0.1;", {"a": mx.array(a)}, N, mx.float32)
+    np.testing.assert_array_equal(np.array(out), a * np.float32(0.1))
+    assert (a * np.float32(0.1) != (a * np.float64(0.1)).astype(np.float32)).any()
+
+
 def test_bfloat_arithmetic_is_that_of_mlx() -> None:
     a, b = demo.normal((N,), mx.bfloat16, 7), demo.normal((N,), mx.bfloat16, 8)
     out = compute("out[i] = a[i] * b[i];", {"a": a, "b": b}, N, mx.bfloat16)
@@ -109,6 +116,10 @@ def test_simd_sum_follows_the_fixed_tree(lanes: int) -> None:
         ("simd_prefix_exclusive_sum(x[i])", lambda x: np.cumsum(x) - x),
         ("simd_broadcast(x[i], 9)", lambda x: np.full(32, x[9])),
         ("simd_broadcast_first(x[i])", lambda x: np.full(32, x[0])),
+        (
+            "simd_broadcast(x[i], 0) * 100 + simd_broadcast(x[i] + 1, 0)",
+            lambda x: np.full(32, x[0] * 101 + 1),
+        ),
         ("simd_shuffle(x[i], (lane * 7) % 32)", lambda x: x[np.arange(32) * 7 % 32]),
         ("simd_shuffle_xor(x[i], 5)", lambda x: x[np.arange(32) ^ 5]),
         ("simd_shuffle_down(x[i], 3)", lambda x: np.concatenate([x[3:], x[-3:]])),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from metalsim.signature import Buffer, Signature
 
 _COMMENT = r"//[^\n]*|/\*.*?\*/"
-_TOKEN = re.compile(_COMMENT + r'|"(?:\\.|[^"\\])*"|[A-Za-z_]\w*|\s+|.', re.DOTALL)
+_TOKEN = re.compile(_COMMENT + r'|#[^\n]*|"(?:\\.|[^"\\])*"|[A-Za-z_]\w*|\s+|.', re.DOTALL)
 # Clang does not take attributes in an explicit instantiation; the entry point names the instance.
 _INSTANCE = re.compile(r"^template \[\[host_name[^\n]*;$", re.MULTILINE)
 
@@ -54,10 +54,12 @@ def _statement_end(tokens: list[str], at: int) -> int:
 
 def _declarators(declaration: str) -> Iterator[str]:
     """The parts of a declaration between its outer commas."""
-    depth, start = 0, 0
+    depth, angles, start = 0, 0, 0
     for at, character in enumerate(declaration):
-        depth += (character in "<([") - (character in ">)]")
-        if character == "," and depth == 0:
+        depth += (character in "([") - (character in ")]")
+        if depth == 0:  # within an array's length `<` compares
+            angles += (character == "<") - (character == ">")
+        if character == "," and depth == angles == 0:
             yield declaration[start:at]
             start = at + 1
     yield declaration[start:]
@@ -84,7 +86,7 @@ def threadgroup_variables(text: str) -> str:
     """
     tokens = _TOKEN.findall(text)
     done: list[str] = []
-    before, count, at = "", 0, 0  # the last token that is neither blank nor comment
+    before, count, at = "", 0, 0  # the last token of the language proper
     while at < len(tokens):
         token = tokens[at]
         if token == "threadgroup" and before in ("", "{", "}", ";"):
@@ -97,10 +99,15 @@ def threadgroup_variables(text: str) -> str:
                 before, at = ";", end + 1
                 continue
         done.append(token)
-        if token.strip() and not token.startswith(("//", "/*")):
+        if token.strip() and not token.startswith(("//", "/*", "#")):
             before = token
         at += 1
     return "".join(done)
+
+
+def names_restored(message: str) -> str:
+    """A message with the variables' own names in place of those of their types."""
+    return re.sub(r"'(\w+)__type' \(aka ('[^']*')\)", r"'\1' of type \2", message)
 
 
 def _argument(number: int, buffer: Buffer) -> str:
@@ -109,12 +116,11 @@ def _argument(number: int, buffer: Buffer) -> str:
 
 
 def to_cpp(file: str, text: str, signature: Signature) -> str:
-    """The C++ text of a kernel; compilers name `file` in their messages."""
+    """The C++ text of a kernel, after its header; compilers name `file` in their messages."""
     arguments = [_argument(i, buffer) for i, buffer in enumerate(signature.buffers)]
     arguments += [_ATTRIBUTES[a] for a in signature.attributes]
     body = threadgroup_variables(_INSTANCE.sub("", text))
-    return f"""#include "mlx_prelude.h"
-#line 1 "{file}"
+    return f"""#line 1 "{file}"
 {body}
 #line 1 "entry"
 extern "C" __attribute__((no_sanitize("thread")))

@@ -23,9 +23,8 @@ const char* who() {
   return text;
 }
 
-// The first fault of a run is kept. A faulting fiber is left where it is and never resumed.
+// A fault ends the run. A faulting fiber is left where it is and never resumed.
 static void keep(uintptr_t code_address, const char* format, va_list arguments) {
-  if (machine.failed) return;
   vsnprintf(machine.message, sizeof machine.message, format, arguments);
   machine.fault_address = code_address;
   machine.failed = true;
@@ -93,7 +92,8 @@ static void on_signal(int signal_number, siginfo_t* info, void* context) {
 }
 
 static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGVTALRM};
-static struct sigaction previous[4];
+constexpr int SIGNAL_COUNT = sizeof SIGNALS / sizeof *SIGNALS;
+static struct sigaction previous[SIGNAL_COUNT];
 static stack_t previous_stack;
 static int watchdog;  // the kernel's own timer number
 static bool watched;
@@ -125,13 +125,13 @@ void catch_signals() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-  for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &action, &previous[i]);
+  for (int i = 0; i < SIGNAL_COUNT; i++) sigaction(SIGNALS[i], &action, &previous[i]);
   start_watchdog();
 }
 
 void release_signals() {
   if (watched) syscall(SYS_timer_delete, watchdog);
-  for (int i = 0; i < 4; i++) sigaction(SIGNALS[i], &previous[i], nullptr);
+  for (int i = 0; i < SIGNAL_COUNT; i++) sigaction(SIGNALS[i], &previous[i], nullptr);
   sigaltstack(&previous_stack, nullptr);
 }
 

@@ -89,12 +89,11 @@ struct Region {
   uint64_t bytes;
   Kind kind;
   const char* name;
-  uint32_t element;   // bytes
-  uint32_t granule;   // bytes that one shadow entry stands for
-  bool initialised;   // was filled before the launch
-  Shadow* shadow;     // null: only bounds and kind are checked
+  uint32_t element;  // bytes
+  uint32_t granule;  // bytes that one shadow entry stands for
+  bool initialised;  // was filled before the launch
+  Shadow* shadow;    // null: only bounds and kind are checked
 };
-constexpr uint32_t MAX_GROUPS = 1u << 20;  // what Access::who can number
 
 Region& add_region(const void* base, uint64_t bytes, Kind kind, const char* name,
                    uint32_t element, bool initialised);

@@ -149,9 +149,10 @@ static void* use_variable(int id, uint64_t bytes, uint32_t element, const char* 
 constexpr uint32_t SEVERAL = 1u << 31;    // threads of one simdgroup, one of them named
 constexpr uint32_t SCATTERED = 1u << 30;  // threads of several simdgroups
 
-static uint32_t group_of(uint32_t who) { return ((who & ~(SEVERAL | SCATTERED)) - 1) / MAX_THREADS; }
-static uint32_t thread_of(uint32_t who) { return ((who & ~(SEVERAL | SCATTERED)) - 1) % MAX_THREADS; }
-static uint32_t me() {
+static uint32_t number_of(uint32_t who) { return (who & ~(SEVERAL | SCATTERED)) - 1; }
+static uint32_t group_of(uint32_t who) { return number_of(who) / MAX_THREADS; }
+static uint32_t thread_of(uint32_t who) { return number_of(who) % MAX_THREADS; }
+static uint32_t me() {  // below SCATTERED: checked runs have fewer than 2^20 threadgroups
   return machine.group * MAX_THREADS + machine.current->place.index_in_group + 1;
 }
 static Memory memory_of(Kind kind) { return kind == Kind::threadgroup ? THREADGROUP : DEVICE; }
@@ -211,7 +212,7 @@ static void check_granule(Region& region, Shadow& shadow, uintptr_t address, boo
     return race(region, address, what, shadow.write, "write", pc);
   if (!writes) return note_read(shadow.read, memory);
   if (!ordered(shadow.read, memory)) return race(region, address, what, shadow.read, "read", pc);
-  shadow = {{me(), machine.clock}, {0, 0}};
+  shadow.write = {me(), machine.clock};
 }
 
 // A fault leaves the fiber for good, so what follows a fault() here is never reached.
@@ -290,5 +291,19 @@ void* __tsan_memset(void* to, int value, unsigned long n) {
   return memset(to, value, n);
 }
 void __tsan_init() {}
+
+// clang's -fsanitize=array-bounds calls this at an index outside of an array of known length.
+struct ArrayIndex {
+  const char* file;
+  uint32_t line, column;
+  const struct ArrayType {
+    uint16_t kind, info;
+    char name[];
+  }* array;
+};
+void __ubsan_handle_out_of_bounds(const ArrayIndex* place, uintptr_t index) {
+  fault(0, "index %lld is outside of %s on line %u by %s", (long long)index, place->array->name,
+        place->line, who());
+}
 
 }  // extern "C"

@@ -23,7 +23,8 @@ METALSIM_LIMITS(bfloat)
 
 // Offset of element `index` of a strided array, in elements.
 template <typename Index = int64_t>
-METALSIM_INLINE Index elem_to_loc(Index index, constant int* shape, constant int64_t* strides, int ndim) {
+METALSIM_INLINE Index elem_to_loc(Index index, constant int* shape, constant int64_t* strides,
+                                  int ndim) {
   Index offset = 0;
   for (int i = ndim - 1; i >= 0 && index > 0; --i) {
     offset += index % shape[i] * Index(strides[i]);

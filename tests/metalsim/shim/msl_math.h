@@ -161,7 +161,9 @@ inline vec<T, N> max(vec<T, N> a, T b) { return max(a, vec<T, N>(b)); }
 template <class T, int N>
 inline vec<T, N> clamp(vec<T, N> x, T low, T high) { return min(max(x, low), high); }
 template <class T, int N>
-inline vec<T, N> clamp(vec<T, N> x, vec<T, N> low, vec<T, N> high) { return min(max(x, low), high); }
+inline vec<T, N> clamp(vec<T, N> x, vec<T, N> low, vec<T, N> high) {
+  return min(max(x, low), high);
+}
 template <class T, int N>
 inline vec<T, N> abs(vec<T, N> a) {
   vec<T, N> result;

@@ -37,9 +37,9 @@ inline simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) 
 // Inlined, so that the accesses are checked and bear the line of the kernel.
 #define METALSIM_MATRIX_MEMORY(space)                                                         \
   template <class T>                                                                          \
-  METALSIM_INLINE void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& matrix, const space T* from, \
-                                 ulong row_stride = 8, vec<ulong, 2> origin = 0,              \
-                                 bool transposed = false) {                                   \
+  METALSIM_INLINE void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& matrix,               \
+                                      const space T* from, ulong row_stride = 8,              \
+                                      vec<ulong, 2> origin = 0, bool transposed = false) {    \
     const metalsim::MatrixPlace at = metalsim::matrix_place(metalsim_lane());                 \
     for (uint k = 0; k < 2; k++) {                                                            \
       const ulong x = origin.x + (transposed ? at.row : at.column + k);                       \
@@ -48,9 +48,9 @@ inline simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) 
     }                                                                                         \
   }                                                                                           \
   template <class T>                                                                          \
-  METALSIM_INLINE void simdgroup_store(simdgroup_matrix<T, 8, 8> matrix, space T* to,              \
-                                  ulong row_stride = 8, vec<ulong, 2> origin = 0,             \
-                                  bool transposed = false) {                                  \
+  METALSIM_INLINE void simdgroup_store(simdgroup_matrix<T, 8, 8> matrix, space T* to,         \
+                                       ulong row_stride = 8, vec<ulong, 2> origin = 0,        \
+                                       bool transposed = false) {                             \
     const metalsim::MatrixPlace at = metalsim::matrix_place(metalsim_lane());                 \
     for (uint k = 0; k < 2; k++) {                                                            \
       const ulong x = origin.x + (transposed ? at.row : at.column + k);                       \

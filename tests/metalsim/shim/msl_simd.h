@@ -119,27 +119,32 @@ inline T simd_shuffle_xor(T value, ushort mask, METALSIM_LINE) {
 // Lanes without a partner keep their value.
 template <class T>
 inline T simd_shuffle_down(T value, ushort delta, METALSIM_LINE) {
-  const uint lane = metalsim_lane(), from = lane + delta;
-  return metalsim::from_lane(value, from < metalsim::LANES ? from : lane, "simd_shuffle_down", line);
+  const uint lane = metalsim_lane(), below = lane + delta;
+  const uint from = below < metalsim::LANES ? below : lane;
+  return metalsim::from_lane(value, from, "simd_shuffle_down", line);
 }
 template <class T>
 inline T simd_shuffle_up(T value, ushort delta, METALSIM_LINE) {
-  const uint lane = metalsim_lane();
-  return metalsim::from_lane(value, lane >= delta ? lane - delta : lane, "simd_shuffle_up", line);
+  const uint lane = metalsim_lane(), from = lane >= delta ? lane - delta : lane;
+  return metalsim::from_lane(value, from, "simd_shuffle_up", line);
 }
 // Lanes without a partner take from `filling`, as if it lay before (up) or after (down) the data.
 template <class T>
+struct metalsim_filled {
+  T value, filling;
+};
+template <class T>
 inline T simd_shuffle_and_fill_down(T value, T filling, ushort delta, METALSIM_LINE) {
-  struct Both { T value, filling; } both = {value, filling};
   const uint from = metalsim_lane() + delta;
-  const Both got = metalsim::from_lane(both, from % metalsim::LANES, "simd_shuffle_and_fill_down", line);
+  const auto got = metalsim::from_lane(metalsim_filled<T>{value, filling},
+                                       from % metalsim::LANES, "simd_shuffle_and_fill_down", line);
   return from < metalsim::LANES ? got.value : got.filling;
 }
 template <class T>
 inline T simd_shuffle_and_fill_up(T value, T filling, ushort delta, METALSIM_LINE) {
-  struct Both { T value, filling; } both = {value, filling};
   const uint from = metalsim_lane() + metalsim::LANES - delta;
-  const Both got = metalsim::from_lane(both, from % metalsim::LANES, "simd_shuffle_and_fill_up", line);
+  const auto got = metalsim::from_lane(metalsim_filled<T>{value, filling},
+                                       from % metalsim::LANES, "simd_shuffle_and_fill_up", line);
   return from >= metalsim::LANES ? got.value : got.filling;
 }
 
