@@ -13,7 +13,6 @@ from minfer.kernels_mlx._gather import GATHER
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
 from minfer.kernels_mlx._softmax import SOFTMAX
 from minfer.kernels_mlx._tile import CELLS_OF_CALL, TILE
-from minfer.ops import Config
 
 # A simdgroup for one query head. A lane scores one key of 32, then holds elements of the answer.
 _ATTN_ROWS_SOURCE = (
@@ -70,7 +69,7 @@ _ATTN_ROWS_SOURCE = (
 _rows = MetalKernel("attn_rows", ARGUMENTS, ("out",), _ATTN_ROWS_SOURCE, TILE + GATHER + SOFTMAX)
 
 
-def attend_rows(call: Call, config: Config) -> mx.array:
+def attend_rows(call: Call) -> mx.array:
     """Run `rows` on a checked call."""
     if not call.n_q:
         return call.q

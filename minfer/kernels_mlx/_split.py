@@ -15,7 +15,6 @@ from minfer.kernels_mlx._gather import GATHER
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
 from minfer.kernels_mlx._softmax import SOFTMAX
 from minfer.kernels_mlx._tile import CELLS_OF_CALL, TILE
-from minfer.ops import Config
 from minfer.window import PARTITION
 
 HEADS = 4  # query heads of a threadgroup at most
@@ -163,7 +162,7 @@ _split = MetalKernel(
 )
 
 
-def attend_split(call: Call, config: Config) -> mx.array:
+def attend_split(call: Call) -> mx.array:
     """Run `split` on a checked call."""
     if not call.n_q:
         return call.q

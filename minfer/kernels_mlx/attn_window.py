@@ -37,7 +37,7 @@ def attn_window_rows(
 ) -> Any:
     """q float32 [n_q, n_head, d] to float32 of that shape; one head at a time, tiles unused."""
     call = prepare(NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width)
-    return attend_rows(call, config)
+    return attend_rows(call)
 
 
 @variant(limits=SPLIT_LIMITS)
@@ -58,7 +58,7 @@ def attn_window_split(
     call = prepare(
         NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, limits=SPLIT_LIMITS
     )
-    return attend_split(call, config)
+    return attend_split(call)
 
 
 @variant(limits=FLASH_LIMITS, space=FLASH)
