@@ -68,15 +68,22 @@ class Call(NamedTuple):
         return attention.most_partitions(self.host_windows, n_cells, self.width)
 
     @property
+    def causal(self) -> bool:
+        return self.window is None
+
+    @property
+    def window_or_positions(self) -> mx.array:
+        """An array for kernels, which causal ones do not read."""
+        return self.positions if self.window is None else self.window
+
+    @property
     def arguments(self) -> tuple[Any, ...]:
         """Inputs of a kernel, in the order of `ARGUMENTS`."""
         rows, scales = planes(self.k)
-        causal = self.window is None
         return (
-            *(self.q, rows, scales, *planes(self.v)),
-            *(self.positions if causal else self.window, self.positions),
+            *(self.q, rows, scales, *planes(self.v), self.window_or_positions, self.positions),
             *(self.n_head, self.n_head_kv, rows.shape[1], scales.shape[1]),
-            *(self.width, int(causal), self.factor),
+            *(self.width, int(self.causal), self.factor),
         )
 
     @property
