@@ -23,7 +23,7 @@ from minfer.ops import Config
 ROWS = 32  # queries of a threadgroup, 8 a simdgroup
 SIMDGROUPS = 4
 
-FLASH = """
+_FUNCTIONS = """
 // The rows of 32 keys, decoded into `tile` [32, LD]; zeros where no query of the tile sees them.
 template <typename T, typename S, int D, int LD>
 METAL_FUNC void stage(Cells<T, S> from, int start, const threadgroup int* cells,
@@ -161,7 +161,7 @@ _flash = MetalKernel(
     (*ARGUMENTS, "tiles"),
     ("out",),
     _ATTN_FLASH_SOURCE,
-    "#include <metal_simdgroup_matrix>\n" + TILE + GATHER + SOFTMAX + FLASH,
+    "#include <metal_simdgroup_matrix>\n" + TILE + GATHER + SOFTMAX + _FUNCTIONS,
 )
 
 

@@ -49,7 +49,7 @@ if (thread_index < uint(n_rows) * uint(parts)) {
 }
 """
 
-_STORE_CELLS_ROWS = {
+_store_cells_rows = {
     fmt: MetalKernel(
         name=f"store_cells_rows_{fmt}",
         inputs=("given", "n_rows", "n", "parts"),
@@ -74,7 +74,7 @@ def store_cells_rows(
     given, n_rows, n = _checked_rows(region, rows, "rows", len(cells)), len(cells), region.row_elems
     if n_rows:
         parts = parts_of(fmt, n)
-        stored = _STORE_CELLS_ROWS[fmt](
+        stored = _store_cells_rows[fmt](
             *(given, n_rows, n, parts),
             outputs=stored_outputs(fmt, n_rows, n),
             **spread(n_rows * parts),
@@ -117,7 +117,7 @@ if (thread_index < uint(n_rows) * uint(all_parts)) {
 }
 """
 
-_QKV_ROPE_STORE_ROWS = {
+_qkv_rope_store_rows = {
     fmt: MetalKernel(
         name=f"qkv_rope_store_rows_{fmt}",
         inputs=(
@@ -173,7 +173,7 @@ def qkv_rope_store_rows(
     if not n_rows:
         return q, k_region, v_region
     rows = stored_outputs(fmt, n_rows, n)
-    out, *stored = _QKV_ROPE_STORE_ROWS[fmt](
+    out, *stored = _qkv_rope_store_rows[fmt](
         *(q, k, v, at, cos, sin),
         *(n_rows, n_q, n, d, cos.shape[1], int(interleaved(pairing)), parts),
         outputs=[(q.shape, mx.float32), *rows, *rows],
@@ -222,7 +222,7 @@ if (thread_index < uint(n_rows) * uint(parts)) {
 }
 """
 
-_MAP_Q8_0_CELLS_ROWS = MetalKernel(
+_map_q8_0_cells_rows = MetalKernel(
     name="map_q8_0_cells_rows",
     inputs=(
         *("codes", "scales", "cos", "sin"),
@@ -252,7 +252,7 @@ def map_q8_0_cells_rows(
     sizes = (n, d, cos.shape[1], int(interleaved(pairing)), parts)
     for first in range(0, len(cells), most):
         batch = cells[first : first + most]
-        turned = _MAP_Q8_0_CELLS_ROWS(
+        turned = _map_q8_0_cells_rows(
             *(*taken(region, batch), cos, sin, len(batch), *sizes),
             outputs=stored_outputs(region.fmt, len(batch), n),
             **spread(len(batch) * parts),

@@ -28,7 +28,7 @@ ROW_SIMDGROUPS = 8  # at most
 
 # -- functions ------------------------------------------------------------------------------------
 
-GATES = """
+_GATES = """
 // exp(-x) = 2**-n * exp(n * ln 2 - x): ln 2 in two parts, the first so short that n times it is
 // exact; then the polynomial of Cephes' expf, highest power first
 constant float LOG2E = 1.44269504f;
@@ -107,8 +107,8 @@ METAL_FUNC float softcapped(float x, float cap) {
   const float series =
       (((square * TANH_5 + TANH_4) * square + TANH_3) * square + TANH_2) * square + TANH_1;
   const float near = size + size * (series * square);
-  const uint tanh = as_type<uint>(size < NEAR_ZERO ? near : far);
-  return as_type<float>(tanh | (as_type<uint>(y) & 0x80000000u)) * cap;
+  const uint bits = as_type<uint>(size < NEAR_ZERO ? near : far);
+  return as_type<float>(bits | (as_type<uint>(y) & 0x80000000u)) * cap;
 }
 """
 
@@ -225,7 +225,7 @@ _ELEMENTS_ROWS_SOURCE = f"""
 """
 
 _elements_rows = MetalKernel(
-    "elements_rows", ("x", "y", "cap", "m"), ("out",), _ELEMENTS_ROWS_SOURCE, GATES
+    "elements_rows", ("x", "y", "cap", "m"), ("out",), _ELEMENTS_ROWS_SOURCE, _GATES
 )
 
 

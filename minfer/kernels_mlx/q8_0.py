@@ -49,7 +49,7 @@ if (thread_index < uint(n_rows) * uint(parts)) {
 }
 """
 
-_QUANTIZE_Q8_0_BLOCKS = MetalKernel(
+_quantize_q8_0_blocks = MetalKernel(
     name="quantize_q8_0_blocks",
     inputs=("rows", "n_rows", "n_blocks", "parts", "width"),
     outputs=("cells",),
@@ -67,7 +67,7 @@ def quantize_q8_0_blocks(rows: Any, *, config: Config) -> mx.array:
     width, parts = cell_bytes(KvFormat.Q8_0, m), parts_of(KvFormat.Q8_0, m)
     if not n * parts:
         return mx.zeros((n, width), mx.uint8)
-    (cells,) = _QUANTIZE_Q8_0_BLOCKS(
+    (cells,) = _quantize_q8_0_blocks(
         *(rows, n, m // BLOCK, parts, width),
         outputs=[((n, width), mx.uint8)],
         **spread(n * parts),
@@ -86,7 +86,7 @@ if (thread_index < uint(n_rows) * uint(n)) {
 }
 """
 
-_DEQUANTIZE_Q8_0_BLOCKS = MetalKernel(
+_dequantize_q8_0_blocks = MetalKernel(
     name="dequantize_q8_0_blocks",
     inputs=("cells", "n_rows", "n", "width"),
     outputs=("rows",),
@@ -102,7 +102,7 @@ def dequantize_q8_0_blocks(cells: Any, *, n: int, config: Config) -> mx.array:
     n_rows, width = cells.shape
     if not n_rows * n:
         return mx.zeros((n_rows, n), mx.float32)
-    (rows,) = _DEQUANTIZE_Q8_0_BLOCKS(
+    (rows,) = _dequantize_q8_0_blocks(
         *(cells, n_rows, n, width),
         outputs=[((n_rows, n), mx.float32)],
         **spread(n_rows * n),
@@ -128,7 +128,7 @@ if (row < uint(n_rows)) {
 }
 """
 
-_DOT_Q8_0_BLOCKS = MetalKernel(
+_dot_q8_0_blocks = MetalKernel(
     name="dot_q8_0_blocks",
     inputs=("a", "b", "n_rows", "n_blocks", "width"),
     outputs=("out",),
@@ -145,7 +145,7 @@ def dot_q8_0_blocks(a: Any, b: Any, *, n: int, config: Config) -> mx.array:
     n_rows, width = a.shape
     if not n_rows * width:
         return mx.zeros(n_rows, mx.float32)
-    (out,) = _DOT_Q8_0_BLOCKS(
+    (out,) = _dot_q8_0_blocks(
         *(a, b, n_rows, n // BLOCK, width),
         outputs=[((n_rows,), mx.float32)],
         **spread(n_rows),
