@@ -88,8 +88,7 @@ def clear_cells(region: Region, cells: Int32, fill: float = 0.0) -> Region:
     check_region(region, region.fmt)
     index = checked_cells(region, cells)
     cleared = empty_region(region.fmt, 1, region.n_head_kv, region.head_dim, fill)
-    for plane, row in zip(region.arrays, cleared.arrays, strict=True):
-        put(plane, index, row)
+    put(region, index, cleared.arrays)
     return region
 
 
@@ -108,8 +107,7 @@ def write_cells(region: Region, cells: Int32, rows: Bytes) -> Region:
     rows = np.asarray(rows)
     check_bytes(region, rows, len(index))
     parts = planes.of_canonical(region.fmt, rows, region.row_elems)
-    for plane, part in zip(region.arrays, parts, strict=True):
-        put(plane, index, tensor(part))
+    put(region, index, [tensor(part) for part in parts])
     return region
 
 

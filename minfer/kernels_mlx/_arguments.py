@@ -6,6 +6,7 @@ values would stop the GPU, so whoever made them has checked them (contract 7.5).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -88,12 +89,13 @@ def planes(region: Region) -> tuple[mx.array, mx.array]:
     return region.arrays[0], region.arrays[-1]
 
 
-def put(plane: mx.array, cells: mx.array, rows: Any) -> None:
-    """Rows into the cells of a plane, in place.
+def put(region: Region, cells: mx.array, stored: Sequence[mx.array]) -> None:
+    """Stored rows, plane by plane, into the cells int32 [n], in place; one row is put into each.
 
-    MLX writes into the buffer of `plane` if nothing else holds it when the rows are evaluated.
+    MLX writes into the buffer of a plane if nothing else holds it when the rows are evaluated.
     """
-    plane[cells] = rows
+    for plane, rows in zip(region.arrays, stored, strict=True):
+        plane[cells] = rows
 
 
 def checked_cells(region: Region, cells: Any) -> mx.array:

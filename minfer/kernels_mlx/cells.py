@@ -12,7 +12,6 @@ map_q8_0_cells
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -79,7 +78,7 @@ def store_cells_rows(
             outputs=stored_outputs(fmt, n_rows, n),
             **spread(n_rows * parts),
         )
-        _put_all(region, cells, stored)
+        put(region, cells, stored)
     return region
 
 
@@ -179,8 +178,8 @@ def qkv_rope_store_rows(
         outputs=[(q.shape, mx.float32), *rows, *rows],
         **spread(n_rows * (n_q // PART[fmt] + 2 * parts)),
     )
-    _put_all(k_region, cells, stored[: len(rows)])
-    _put_all(v_region, cells, stored[len(rows) :])
+    put(k_region, cells, stored[: len(rows)])
+    put(v_region, cells, stored[len(rows) :])
     return out, k_region, v_region
 
 
@@ -194,7 +193,7 @@ def move_cells_rows(region: Region, moves: Any, *, config: Config) -> Region:
     check_region(region, region.fmt)
     table = checked_moves(region, moves)
     for src, dst in batches(table, region.n_cells, batch_rows(region)):
-        _put_all(region, tensor(dst), taken(region, tensor(src)))
+        put(region, tensor(dst), taken(region, tensor(src)))
     return region
 
 
@@ -257,14 +256,8 @@ def map_q8_0_cells_rows(
             outputs=stored_outputs(region.fmt, len(batch), n),
             **spread(len(batch) * parts),
         )
-        _put_all(region, batch, turned)
+        put(region, batch, turned)
     return region
-
-
-def _put_all(region: Region, cells: mx.array, stored: Sequence[mx.array]) -> None:
-    """Stored rows, plane by plane, into the cells."""
-    for plane, rows in zip(region.arrays, stored, strict=True):
-        put(plane, cells, rows)
 
 
 def _checked_rows(region: Region, given: Any, name: str, n: int) -> mx.array:
