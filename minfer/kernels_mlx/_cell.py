@@ -15,9 +15,7 @@ import mlx.core as mx
 
 from minfer import planes
 from minfer.format import BLOCK, KvFormat
-from minfer.kernels_mlx._kernel import Output
-
-THREADS = 256  # of a group, where each works for itself
+from minfer.kernels_mlx._kernel import THREADS, Output
 
 CELL = """
 // Bits of the float16 nearest to x, to even; overflow is inf, NaN keeps its sign and payload.

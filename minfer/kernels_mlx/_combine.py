@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from minfer.kernels_mlx._call import Call
 from minfer.kernels_mlx._gather import GATHER
-from minfer.kernels_mlx._kernel import MOST_THREADS, SIMD, MetalKernel
+from minfer.kernels_mlx._kernel import SIMD, THREADS, MetalKernel
 from minfer.kernels_mlx._softmax import SOFTMAX
 from minfer.window import PARTITION
 
@@ -69,7 +69,7 @@ def combine(call: Call, states: mx.array, accs: mx.array) -> mx.array:
     states f32 [n_q, n_head, n_parts, 2] of (m, l), accs f32 [n_q, n_head, n_parts, d]; part i of a
     query is partition i after that of its first key.
     """
-    threads = min(-(-call.head_dim // SIMD) * SIMD, MOST_THREADS)
+    threads = min(-(-call.head_dim // SIMD) * SIMD, THREADS)
     (out,) = _combine(
         states,
         accs,

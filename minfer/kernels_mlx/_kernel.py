@@ -16,7 +16,7 @@ import mlx.core as mx
 
 SIMD = 32  # threads of a simdgroup
 LEAST = 8  # elements from which MLX hands an input over in device memory
-MOST_THREADS = 1024  # of a threadgroup
+THREADS = 256  # of a threadgroup where each works for itself; 1024 fit only if they hold little
 
 # Contraction would give one expression other bits in another kernel (contract 6.3e).
 PRELUDE = "#pragma METAL fp contract(off)\n"
