@@ -51,8 +51,9 @@ _ATTN_SPLIT_SOURCE = (
   const int partition = w.first / PARTITION + threadgroup_position_in_grid.x;
 
   if (partition <= pos / PARTITION) {  // for the whole threadgroup
-    const device float4* q_pieces = (const device float4*)(q + row * D);
-    for (int i = thread_index; i < heads * PIECES; i += SIMDGROUPS * 32) q_rows[i] = q_pieces[i];
+    // one by one: a slice of an array need not be aligned to a piece
+    threadgroup float* q_elements = (threadgroup float*)q_rows;
+    for (int i = thread_index; i < heads * D; i += SIMDGROUPS * 32) q_elements[i] = q[row * D + i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     float m[MOST], l[MOST];
