@@ -44,7 +44,7 @@ def of_canonical(fmt: KvFormat, rows: Bytes, n: int) -> Planes:
 
 
 def to_canonical(fmt: KvFormat, planes: Planes, n: int) -> Bytes:
-    """What `of_canonical` took apart."""
+    """Canonical cells uint8 [n_cells, cell_bytes] of planes, as `of_canonical` takes them."""
     if fmt is not KvFormat.Q8_0:
         return np.ascontiguousarray(planes[0]).view(np.uint8)
     (codes, scales), blocks = planes, n // BLOCK

@@ -26,8 +26,8 @@ from minfer.ops import Variant
 device = "cpu"  # conftest sets it before it imports a test module
 THREADS = 2  # of every launch, where a variant has threads
 INTERPRETED_STEPS = 20  # of a program over some keys, each about 10 ms
-CHECKED_SCORES = 20_000  # of an attention call in the Metal simulator
-CHECKED_ELEMENTS = 1 << 16  # of the arrays of another call there
+CHECKED_SCORES = 20_000  # of an attention call that the Metal simulator still checks
+CHECKED_ELEMENTS = 1 << 16  # of the arrays of any other call that it checks
 
 
 def simulated() -> bool:

@@ -1,10 +1,7 @@
 """The bytes of a cell, as kernels write them (contract 3.5, 4.1).
 
-f32 and f16 cells are rows of their elements, f16 ones padded to an even number. q8_0 cells lie in
-two planes: int8 codes, and a float16 scale for every 32 of them, padded to an even number.
-A canonical cell is its blocks of 34 bytes in order, a scale and then its codes.
-
-A thread writes what belongs to one column of the last plane: an element, or a scale and its codes.
+Cells lie in planes (`minfer.planes`). A thread writes what belongs to one column of the last plane:
+an element, or a scale and its codes.
 """
 
 from __future__ import annotations

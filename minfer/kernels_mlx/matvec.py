@@ -19,7 +19,7 @@ from minfer.kernels_mlx._kernel import SIMD, MetalKernel
 from minfer.kernels_mlx.q8_0 import CANONICAL, quantize_q8_0_blocks
 from minfer.ops import Config, variant
 
-ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how products round x, as activations say for the others
+ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how products round x, not at all for the others
 COLUMNS = 4  # rows of x for which a weight row is read once
 SIMDGROUPS = 2  # of a threadgroup, each for itself
 LANES_ROWS = 4  # weight rows of a simdgroup of `lanes`

@@ -33,7 +33,10 @@ def check_query(shape: tuple[int, ...], k: Region) -> None:
 
 
 def check_head_dim(head_dim: int, fmt: KvFormat, multiple: int, largest: int = 0) -> None:
-    """Refuse a head_dim that is no multiple of `multiple`, or of a block, or over `largest`."""
+    """Refuse a head_dim that is no multiple of `multiple`, or of a block, or over `largest`.
+
+    largest: 0 takes every length.
+    """
     if 0 < largest < head_dim:
         raise Refusal(
             "10",

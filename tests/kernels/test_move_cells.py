@@ -89,7 +89,7 @@ def test_long_moves_by_a_few_cells_have_memmove_semantics(variant: Variant, fmt:
             assert (launch(variant, region, array).arrays[0] == wanted.arrays[0]).all()
 
 
-# MLX fills what it allocates, so that one format is enough there
+# MLX writes zeros to every page that it allocates: gigabytes, so one format has to do there
 FAR = [KvFormat.Q8_0] if under_test.device == "metal" else list(KvFormat)
 
 
