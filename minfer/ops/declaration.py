@@ -57,7 +57,7 @@ class Limits:
     kinds: tuple[str, ...] = ()
     head_dims: tuple[int, ...] = ()
     head_dim_multiple: int = 1
-    max_head_dim: int = 0  # 0, here and below: any
+    max_head_dim: int = 0
     max_head_dim_f32: int = 0  # over f32 cells
     max_group: int = 0  # query heads a KV head
     capability: tuple[int, int] | None = None  # of a GPU, at least

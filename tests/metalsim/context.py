@@ -35,12 +35,12 @@ class Launched(NamedTuple):
 
 
 _DEFAULT = Settings()
-_settings: ContextVar[Settings] = ContextVar("settings")
+_settings: ContextVar[Settings] = ContextVar("settings", default=_DEFAULT)
 _launches: ContextVar[list[Launched] | None] = ContextVar("launches", default=None)
 
 
 def current() -> Settings:
-    return _settings.get(_DEFAULT)
+    return _settings.get()
 
 
 def note(launch: Launched) -> None:
@@ -51,7 +51,7 @@ def note(launch: Launched) -> None:
 
 @contextlib.contextmanager
 def _set(**changes: Any) -> Iterator[None]:
-    token = _settings.set(replace(_settings.get(_DEFAULT), **changes))
+    token = _settings.set(replace(current(), **changes))
     try:
         yield
     finally:
@@ -74,13 +74,12 @@ def edited(edit: Edit) -> contextlib.AbstractContextManager[None]:
 
     `name` is the one given to metal_kernel. Edits of outer contexts come first.
     """
-    return _set(edits=(*_settings.get(_DEFAULT).edits, edit))
+    return _set(edits=(*current().edits, edit))
 
 
 def checking_edited_only(edit: Edit) -> contextlib.AbstractContextManager[None]:
     """Like `edited` and Mode.CHECKED for launches that `edit` changes; the others run fast."""
-    edits = (*_settings.get(_DEFAULT).edits, edit)
-    return _set(edits=edits, mode=Mode.CHECKED, only_edited=True)
+    return _set(edits=(*current().edits, edit), mode=Mode.CHECKED, only_edited=True)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,11 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+# Opcodes of the line program (section 6.2.5); those that are not named change no address or line.
+EXTENDED, COPY, ADVANCE_PC, ADVANCE_LINE, SET_FILE = 0, 1, 2, 3, 4
+CONST_ADD_PC, FIXED_ADVANCE_PC = 8, 9
+END_SEQUENCE, SET_ADDRESS = 1, 2  # extended
+
 
 class _Reader:
     def __init__(self, data: bytes, at: int = 0) -> None:
@@ -84,26 +89,26 @@ def _run(
             address += (code - base) // line_range * step
             line += line_base + (code - base) % line_range
             yield address, files[file], line, False
-        elif code == 0:  # extended
+        elif code == EXTENDED:
             after = unit.leb() + unit.at
             extended = unit.take("B")
-            if extended == 1:
+            if extended == END_SEQUENCE:
                 yield address, files[file], line, True
                 address, file, line = 0, 1, 1
-            elif extended == 2:
+            elif extended == SET_ADDRESS:
                 address = unit.take("Q")
             unit.at = after
-        elif code == 1:
+        elif code == COPY:
             yield address, files[file], line, False
-        elif code == 2:
+        elif code == ADVANCE_PC:
             address += unit.leb() * step
-        elif code == 3:
+        elif code == ADVANCE_LINE:
             line += unit.leb(signed=True)
-        elif code == 4:
+        elif code == SET_FILE:
             file = unit.leb()
-        elif code == 8:
+        elif code == CONST_ADD_PC:
             address += (255 - base) // line_range * step
-        elif code == 9:
+        elif code == FIXED_ADVANCE_PC:
             address += unit.take("H")
         else:
             for _ in range(operands[code]):

@@ -11,10 +11,10 @@ from pathlib import Path
 from metalsim import compiler
 from metalsim.buffers import Memory
 
-MAX_THREADS = 1024
-THREADGROUP_BYTES = 32 << 10
-MAX_CHECKED_GROUPS = 1 << 20
-INPUT, OUTPUT = 0, 1
+MAX_THREADS = 1024  # of a threadgroup, as on Apple's GPUs; so many fibers the runtime has
+THREADGROUP_BYTES = 32 << 10  # as on Apple's GPUs
+MAX_CHECKED_GROUPS = 1 << 20  # that the runtime's notes of an access can number
+INPUT, OUTPUT = 0, 1  # as the runtime's Kind
 
 
 class _Argument(ctypes.Structure):

@@ -49,7 +49,8 @@ def trace(kernel: Callable[..., Any], inputs: Sequence[Any], options: dict[str, 
         elif event["type"] == "constants":
             known.update(event["constants"])
     (found,) = (e for e in events if e.get("name") == "CustomKernel")
-    name, text, *sizes = found["arguments"][:8]
+    # name, text, grid, threadgroup, which facts each input hands over, row-contiguous, ...
+    name, text, *sizes, _, row_contiguous = found["arguments"][:10]
     return Launch(
         name,
         text,
@@ -57,5 +58,5 @@ def trace(kernel: Callable[..., Any], inputs: Sequence[Any], options: dict[str, 
         tuple(sizes[3:]),
         tuple(known[i[0]] for i in found["inputs"]),
         tuple((tuple(shape), dtype) for _, shape, dtype in found["outputs"]),
-        bool(found["arguments"][9]),
+        bool(row_contiguous),
     )

@@ -194,6 +194,9 @@ def test_a_call_of_no_rows_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     kernels.map_q8_0_cells_rows(region, cells, table, table, **how)
     assert out.shape == (0, 1, 32)
     assert q8_0.quantize_q8_0_blocks(none[:, 0], config={}).shape == (0, 36)
+    packed = np.zeros((0, 36), np.uint8)
+    assert q8_0.dequantize_q8_0_blocks(packed, n=32, config={}).shape == (0, 32)
+    assert q8_0.dot_q8_0_blocks(packed, packed, n=32, config={}).shape == (0,)
     assert all((plane == DIRTY).all() for plane in planes_of(region))
 
 
