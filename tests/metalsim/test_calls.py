@@ -241,7 +241,8 @@ def test_memory_is_that_of_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffers.of_array(view).pointer == view.ctypes.data  # no copy
     source = """
       uint i = thread_position_in_grid.x;
-      out[i] = ((const device float4*)x)[i * 1024].z;  // MLX aligns x to 8 bytes only
+      float4 v = ((const device float4*)x)[i * 1024] * 0.5f;  // MLX aligns x to 8 bytes only
+      out[i] = dot(v, v);
     """
     kernel = metal_kernel("large", ["x"], ["out"], source)
     x = mx.ones((4 << 20,))
