@@ -55,7 +55,8 @@ _ATTN_FLASH_SOURCE = (
 """
     + """
   constexpr int LD = D + 4;  // rows begin in different banks
-  threadgroup float tile[32 * LD];
+  threadgroup float4 pieces[8 * LD];
+  threadgroup float* tile = (threadgroup float*)pieces;  // [32, LD]
   threadgroup int cells[32];
   const int lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
   const int thread_index = thread_index_in_threadgroup, head = threadgroup_position_in_grid.x;
@@ -90,7 +91,7 @@ _ATTN_FLASH_SOURCE = (
             : later <= 0 ? cell_of<RUNS>(w, index + thread_index)
                          : own_cell<RUNS>(window, query + later, pos + later, causal);
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // all have read the last values, too
       stage<T, S, D, LD>(k, start, cells, tile, thread_index, THREADS);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -143,7 +144,6 @@ _ATTN_FLASH_SOURCE = (
           simdgroup_multiply_accumulate(acc[i], scores[n], values, acc[i]);
         }
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // all have read the values and cells
     }
     if (row < count) {
       for (int i = 0; i < D / 8; i++) {

@@ -33,10 +33,10 @@ _ATTN_SPLIT_SOURCE = (
   constexpr int PIECES = D / 4, HELD = (PIECES + 31) / 32;
   // keys that the lanes add at once where a row has fewer pieces than there are lanes
   constexpr int SIDES = PIECES <= 4 ? 8 : PIECES <= 8 ? 4 : PIECES <= 16 ? 2 : 1;
-  constexpr int DOTS = SIMDGROUPS * MOST * 32 * 4, SUMS = SIMDGROUPS * SIDES * MOST * D;
-  threadgroup float q_rows[MOST * D];
+  constexpr int DOTS = SIMDGROUPS * MOST * 32, SUMS = SIMDGROUPS * SIDES * MOST * PIECES;
   constexpr int WORK = DOTS > SUMS ? DOTS : SUMS;
-  threadgroup float work[WORK];  // parts of dot products, then sums of values
+  threadgroup float4 q_rows[MOST * PIECES];
+  threadgroup float4 work[WORK];  // four parts of each dot product, then sums of values
   threadgroup float p[SIMDGROUPS * MOST * 32];
   threadgroup float tops[SIMDGROUPS * MOST], totals[SIMDGROUPS * MOST];
 
@@ -52,7 +52,8 @@ _ATTN_SPLIT_SOURCE = (
   const int partition = w.first / PARTITION + threadgroup_position_in_grid.x;
 
   if (partition <= pos / PARTITION) {  // for the whole threadgroup
-    for (int i = thread_index; i < heads * D; i += SIMDGROUPS * 32) q_rows[i] = q[row * D + i];
+    const device float4* q_pieces = (const device float4*)(q + row * D);
+    for (int i = thread_index; i < heads * PIECES; i += SIMDGROUPS * 32) q_rows[i] = q_pieces[i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     float m[MOST], l[MOST];
@@ -62,7 +63,7 @@ _ATTN_SPLIT_SOURCE = (
       l[h] = 0.0f;
       for (int i = 0; i < HELD; i++) acc[h][i] = float4(0.0f);
     }
-    threadgroup float* dots = work + simdgroup * MOST * 32 * 4;
+    threadgroup float4* dots = work + simdgroup * MOST * 32;
     threadgroup float* weights = p + simdgroup * MOST * 32;
     for (int tile = 0; tile < KEYS / 32; tile++) {
       const int index = partition * PARTITION + simdgroup * KEYS + tile * 32;
@@ -77,19 +78,20 @@ _ATTN_SPLIT_SOURCE = (
             for (int i = lane % 4; i < PIECES; i += 4) {
               const float4 piece = load4(k, cell, start + 4 * i);
               for (int h = 0; h < heads; h++)
-                sums[h] += piece * *(threadgroup float4*)(q_rows + h * D + 4 * i);
+                sums[h] += piece * q_rows[h * PIECES + i];
             }
           }
-          for (int h = 0; h < heads; h++)
-            dots[(h * 32 + n) * 4 + lane % 4] = (sums[h].x + sums[h].y) + (sums[h].z + sums[h].w);
+          for (int h = 0; h < heads; h++) {
+            threadgroup float* four = (threadgroup float*)(dots + h * 32 + n);
+            four[lane % 4] = (sums[h].x + sums[h].y) + (sums[h].z + sums[h].w);
+          }
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);
 
         const bool seen = lane >= hidden && lane <= ahead;
         for (int h = 0; h < heads; h++) {
-          const threadgroup float* parts_of = dots + (h * 32 + lane) * 4;
-          const float dot_product = (parts_of[0] + parts_of[1]) + (parts_of[2] + parts_of[3]);
-          const float s = seen ? dot_product : -INFINITY;
+          const float4 four = dots[h * 32 + lane];
+          const float s = seen ? (four.x + four.y) + (four.z + four.w) : -INFINITY;
           const float top = max(m[h], simd_max(s)), decay = weight(m[h], top, factor);
           const float mine = seen ? exp2((s - top) * factor) : 0.0f;
           weights[h * 32 + lane] = mine;
@@ -119,8 +121,8 @@ _ATTN_SPLIT_SOURCE = (
     for (int h = 0; h < heads; h++) {
       for (int i = 0; i < HELD; i++) {
         if (side < SIDES && piece + 32 * i < PIECES) {
-          threadgroup float* sum = work + ((simdgroup * SIDES + side) * MOST + h) * D;
-          *(threadgroup float4*)(sum + 4 * (piece + 32 * i)) = acc[h][i];
+          const int at = ((simdgroup * SIDES + side) * MOST + h) * PIECES;
+          work[at + piece + 32 * i] = acc[h][i];
         }
       }
       if (lane == 0) {
@@ -130,6 +132,7 @@ _ATTN_SPLIT_SOURCE = (
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
+    const threadgroup float* values = (const threadgroup float*)work;
     for (int i = thread_index; i < heads * D; i += SIMDGROUPS * 32) {
       const int h = i / D, d = i % D;
       float top = -INFINITY, total = 0.0f, sum = 0.0f;
@@ -137,7 +140,7 @@ _ATTN_SPLIT_SOURCE = (
       for (int s = 0; s < SIMDGROUPS; s++) {
         const float share = weight(tops[s * MOST + h], top, factor);
         for (int side = 0; side < SIDES; side++)
-          sum += work[((s * SIDES + side) * MOST + h) * D + d] * share;
+          sum += values[((s * SIDES + side) * MOST + h) * D + d] * share;
         total += totals[s * MOST + h] * share;
       }
       const size_t place = (row + h) * n_parts + threadgroup_position_in_grid.x;

@@ -24,7 +24,6 @@ from under_test import (
     launch,
     package,
     short,
-    simulated,
     takes,
     variants,
 )
@@ -105,6 +104,25 @@ def test_long_heads_lose_no_bits_to_one_long_chain(name: str) -> None:
         assert_within_budget(variant, KvFormat.F32, inputs, attend(variant, inputs))
 
 
+@compiled_only()
+@pytest.mark.skipif(under_test.device == "cpu", reason="compares with the CPU")
+@pytest.mark.parametrize("fmt", KvFormat, ids=str)
+@pytest.mark.parametrize("name", ["drafts", "sliding", "gemma3", "batch", "chunk-sliding"])
+def test_answers_are_those_of_the_cpu(name: str, fmt: KvFormat) -> None:
+    """As near as the roundings that both declare allow."""
+    pytest.importorskip("numba")
+    case = case_named(name)
+    inputs, how = cases.make(case, fmt), {"fmt": fmt, "shape": case.shape}
+    ours, theirs = (
+        registry.select(inputs.op, device=device, **how) for device in (under_test.device, "cpu")
+    )
+    tensors = inputs.tensors(theirs.block_m)
+    wanted = theirs.launch(*tensors, **inputs.scalars, config=theirs.config)
+    allowed = cap(ours.variant, fmt) + cap(theirs.variant, fmt)
+    difference = np.abs(attend(ours.variant, inputs) - wanted).max()
+    assert difference <= allowed * visible_max(inputs)
+
+
 def test_every_case_of_the_matrix_meets_its_default_variant() -> None:
     meant = {DECODE: ("split", "ring"), PREFILL: ("flash",)}
     for case in cases.CASES:
@@ -166,8 +184,8 @@ def test_a_damaged_row_shows_in_prefill_for_queries_that_see_it(fmt: KvFormat) -
 NATIVE = [
     (name, fmt) for name in NAMES if name != "scratch" for fmt in find("attn_map", name).formats
 ]  # fmt: skip
-# MLX fills what it allocates: in the simulator, one region is enough
-FAR = [("split", KvFormat.Q8_0)] if simulated() else NATIVE
+# MLX fills what it allocates, so that one format is enough there
+FAR = [("split", KvFormat.Q8_0)] if under_test.device == "metal" else NATIVE
 
 
 @compiled_only()
