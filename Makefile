@@ -34,7 +34,7 @@ CHECKED = "tests/kernels/test_attention.py -k float32 and not large and (drafts 
 
 # The Metal simulator's own tests, and what it runs of the MLX backend, in two processes.
 SIMULATED = kernels invariance
-simulated_kernels = tests/mlx $(filter-out %/test_invariance.py,$(wildcard tests/kernels/test_*.py))
+simulated_kernels = tests/metal $(filter-out %/test_invariance.py,$(wildcard tests/kernels/test_*.py))
 simulated_invariance = tests/metalsim tests/kernels/test_invariance.py
 
 .PHONY: run test test-cuda test-metal test-deep memcheck lint compile peers clean
@@ -87,7 +87,7 @@ memcheck:
 
 # On a Mac with Apple silicon, on its GPU.
 test-metal: $(VENV)/.dev
-	$(BIN)/python -m pytest -p no:cacheprovider --on metal tests/kernels tests/mlx
+	$(BIN)/python -m pytest -p no:cacheprovider --on metal tests/kernels tests/metal
 
 # What takes too long for every change: half an hour on 2 cores.
 test-deep: $(VENV)/.dev

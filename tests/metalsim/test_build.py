@@ -10,7 +10,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from metalsim import MetalError, compiler  # noqa: E402
+from metalsim import MetalError, compiler, lines  # noqa: E402
 
 SCRIPT = """
 import sys
@@ -101,3 +101,15 @@ def test_an_old_compiler_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_pat
     finally:
         monkeypatch.undo()
         compiler.find.cache_clear()
+
+
+def test_code_without_a_line_goes_with_the_line_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [(16, "k", 3, False), (20, "k", 0, False), (24, "k", 7, False), (32, "k", 7, True)]
+    monkeypatch.setattr(lines, "_section", lambda data, name: b"")
+    monkeypatch.setattr(lines, "_rows", lambda data: iter(rows))
+    library = tmp_path / "empty"
+    library.touch()
+    found = {offset: lines.line_of(library, offset) for offset in (15, 16, 21, 24, 31, 32)}
+    assert found == {15: None, 16: ("k", 3), 21: ("k", 3), 24: ("k", 7), 31: ("k", 7), 32: None}

@@ -133,7 +133,7 @@ SEEN_BY_THE_SIMULATOR = (
         "attn_flash-runs-f16",
         "threadgroup int cells[32];",
         "threadgroup int cells[31];",
-        r"out-of-bounds write of 4 bytes: 'cells'\[31\]",
+        r"index 31 is outside of 'cells' of type 'int\[31\]'",
     ),
     Fault(
         "a tile is larger than a threadgroup's memory",
