@@ -56,14 +56,15 @@ test: $(VENV)/.dev lint
 	@$(call timed,simulated,$(MAKE) --jobs=2 $(addprefix simulate/,$(SIMULATED)))
 	@$(MAKE) compile
 
-# Both at once: what each prints is shown when it is done.
+# Tests that run beside others: what they print is shown when they are done.
+shown = > $(VENV)/$(1).txt 2>&1; code=$$?; cat $(VENV)/$(1).txt; exit $$code
+
 interpret/%: $(VENV)/.dev
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider --on cuda $(interpreted_$*) \
-	  > $(VENV)/interpreted-$*.txt 2>&1; code=$$?; cat $(VENV)/interpreted-$*.txt; exit $$code
+	  $(call shown,interpreted-$*)
 
 simulate/%: $(VENV)/.dev
-	@$(BIN)/python -m pytest -p no:cacheprovider --on metal $(simulated_$*) \
-	  > $(VENV)/simulated-$*.txt 2>&1; code=$$?; cat $(VENV)/simulated-$*.txt; exit $$code
+	@$(BIN)/python -m pytest -p no:cacheprovider --on metal $(simulated_$*) $(call shown,simulated-$*)
 
 # Every kernel of the CUDA backend by the compilers that come with two versions of Triton.
 compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
