@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from minfer.kernels_mlx._arguments import floats, host, int32s, tensor
 from minfer.ops import INTERLEAVED, arguments, check_pairing
@@ -49,9 +48,7 @@ def checked_rope(
     arguments.check_rope(x.shape, len(positions), cos.shape, sin.shape)
     if not looked_at:
         return positions, cos, sin
-    bad = np.flatnonzero((positions < 0) | (positions >= len(cos)))
-    if len(bad):
-        arguments.refuse_position(positions[bad[0]], bad[0], len(cos))
+    arguments.check_positions(positions, len(cos))
     return tensor(positions), cos, sin
 
 

@@ -19,7 +19,6 @@ from minfer.kernels_mlx._arguments import floats, host, int32s, stored, tensor
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
 from minfer.kernels_mlx._rotate import ROTATE, checked_rope, interleaved
 from minfer.ops import Config, arguments, variant
-from minfer.ops.arguments import host_int32s
 
 STRIP = 1024  # elements of a row that a threadgroup takes
 WORK = 4  # of them a thread
@@ -300,11 +299,7 @@ def _checked_tokens(tokens: Any, n_vocab: int) -> mx.array:
     """Tokens as int32 [n]; a host array is refused if one is no row."""
     if not host(tokens):
         return int32s(tokens, "tokens")
-    checked = host_int32s(tokens, "tokens")
-    bad = np.flatnonzero((checked < 0) | (checked >= n_vocab))
-    if len(bad):
-        arguments.refuse_token(checked[bad[0]], n_vocab)
-    return tensor(checked)
+    return tensor(arguments.host_tokens(tokens, n_vocab))
 
 
 def _same_shape(a_name: str, a: Any, b_name: str, b: Any) -> tuple[mx.array, mx.array]:

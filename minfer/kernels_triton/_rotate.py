@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -88,9 +87,7 @@ def checked_rope(
     arguments.check_rope(x.shape, len(positions), cos.shape, sin.shape)
     if not looked_at:
         return positions, cos, sin
-    bad = np.flatnonzero((positions < 0) | (positions >= len(cos)))
-    if len(bad):
-        arguments.refuse_position(positions[bad[0]], bad[0], len(cos))
+    arguments.check_positions(positions, len(cos))
     return tensor(positions, "positions"), cos, sin
 
 

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from minfer.errors import Refusal
 from minfer.format import KvFormat, Region, refuse_odd_blocks
 from minfer.kernels_triton._arguments import (
     check_region,
@@ -176,12 +175,7 @@ def qkv_rope_store_rows(
     k = _checked_rows(k_region, k, "k", len(cells))
     v = _checked_rows(v_region, v, "v", len(cells))
     q = rows(q, "q", 3)
-    if q.shape[2] != d:
-        raise Refusal(
-            "10",
-            f"q {list(q.shape)} must be [{len(cells)}, n_head, {d}], as K's heads are",
-            {"shape": tuple(q.shape), "head_dim": d},
-        )
+    cell_arguments.check_heads(k_region, q.shape, len(cells))
     at, cos, sin = checked_rope(q, positions, cos, sin, pairing)
     checked_rope(k, at, cos, sin, pairing)
     n, n_head = q.shape[:2]

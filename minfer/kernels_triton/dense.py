@@ -22,7 +22,6 @@ from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, ROUND, ROUND_BITS
 from minfer.kernels_triton._rotate import checked_rope, interleaved, load_turned
 from minfer.kernels_triton._tile import BLOCK, FORMATS, Q8_0
 from minfer.ops import Config, arguments, variant
-from minfer.ops.arguments import host_int32s
 
 STRIP = 1024  # elements of a row that a program takes
 # exp(-x) = 2**-n * exp(n * ln 2 - x): ln 2 in two parts, the first so short that n times it is
@@ -353,11 +352,7 @@ def _checked_tokens(tokens: Any, n_vocab: int) -> torch.Tensor:
     """Tokens as int32 where kernels run; a host array is refused if one is no row."""
     if not host(tokens):
         return int32s(tokens, "tokens")
-    checked = host_int32s(tokens, "tokens")
-    bad = np.flatnonzero((checked < 0) | (checked >= n_vocab))
-    if len(bad):
-        arguments.refuse_token(checked[bad[0]], n_vocab)
-    return tensor(checked, "tokens")
+    return tensor(arguments.host_tokens(tokens, n_vocab), "tokens")
 
 
 def _same_shape(a_name: str, a: Any, b_name: str, b: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -120,6 +120,22 @@ def refuse_position(position: int, row: int, n_pos: int) -> NoReturn:
     )
 
 
+def check_positions(positions: NDArray[np.int32], n_pos: int) -> None:
+    """Refuse host positions int32 [n] of which one has no row in a rope table of n_pos rows."""
+    bad = np.flatnonzero((positions < 0) | (positions >= n_pos))
+    if len(bad):
+        refuse_position(positions[bad[0]], bad[0], n_pos)
+
+
+def host_tokens(tokens: Any, n_vocab: int) -> NDArray[np.int32]:
+    """Host tokens as int32 [n], refused if one is outside the vocabulary."""
+    checked = host_int32s(tokens, "tokens")
+    bad = np.flatnonzero((checked < 0) | (checked >= n_vocab))
+    if len(bad):
+        refuse_token(checked[bad[0]], n_vocab)
+    return checked
+
+
 def refuse_token(token: int, n_vocab: int) -> NoReturn:
     """Refuse a token outside the vocabulary."""
     raise Refusal(

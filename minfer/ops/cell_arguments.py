@@ -70,6 +70,16 @@ def check_pair(k: Region, v: Region) -> None:
         )
 
 
+def check_heads(region: Region, shape: Sizes, n: int) -> None:
+    """Refuse queries whose heads are not as long as those of K; n: of cells."""
+    if shape[2] != region.head_dim:
+        raise Refusal(
+            "10",
+            f"q {list(shape)} must be [{n}, n_head, {region.head_dim}], as K's heads are",
+            {"shape": tuple(shape), "head_dim": region.head_dim},
+        )
+
+
 def refuse_cell(cell: int, row: int, n_cells: int) -> NoReturn:
     """Refuse a cell outside a region."""
     raise Refusal(
