@@ -206,3 +206,23 @@ def test_vectors() -> None:
     f = np.clip(np.where(f > 100, -1, f), -90, 90)
     expected = f @ [1, 0.5, 0.25, 0.125] + 14 + 2.0 ** (np.arange(64) % 4) + 1 + 20 + 3 + 3 + 4
     np.testing.assert_array_equal(np.array(out), expected.astype(np.float32))
+
+
+def test_a_matrix_of_one_number_is_diagonal_or_filled() -> None:
+    source = """
+      simdgroup_float8x8 A = simdgroup_float8x8(3.0f);
+      simdgroup_float8x8 B = make_filled_simdgroup_matrix<float, 8, 8>(2.0f);
+      simdgroup_store(A, diagonal);
+      simdgroup_store(B, filled);
+    """
+    kernel = metal_kernel("constants", [], ["diagonal", "filled"], source)
+    with running(Mode.CHECKED):
+        diagonal, filled = kernel(
+            inputs=[],
+            grid=(32, 1, 1),
+            threadgroup=(32, 1, 1),
+            output_shapes=[(8, 8)] * 2,
+            output_dtypes=[mx.float32] * 2,
+        )
+    np.testing.assert_array_equal(np.array(diagonal), 3 * np.eye(8))
+    np.testing.assert_array_equal(np.array(filled), np.full((8, 8), 2))

@@ -22,7 +22,10 @@ struct simdgroup_matrix {
   static_assert(Columns == 8 && Rows == 8, "simdgroup_matrix is 8x8");
   vec<T, 2> elements;
   simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T value) { elements = vec<T, 2>(value); }
+  explicit simdgroup_matrix(T value) {  // on the diagonal, as in Metal
+    const metalsim::MatrixPlace at = metalsim::matrix_place(metalsim_lane());
+    for (uint k = 0; k < 2; k++) elements[k] = at.row == at.column + k ? value : T(0);
+  }
   thread vec<T, 2>& thread_elements() { return elements; }
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
@@ -31,7 +34,9 @@ typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
 template <class T, int Columns, int Rows>
 inline simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
-  return simdgroup_matrix<T, Columns, Rows>(value);
+  simdgroup_matrix<T, Columns, Rows> filled;
+  filled.elements = vec<T, 2>(value);
+  return filled;
 }
 
 // Inlined, so that the accesses are checked and bear the line of the kernel.
