@@ -6,7 +6,6 @@ import enum
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -31,10 +30,12 @@ class DeviceKind(enum.Enum):
 
 def no_mac() -> str | None:
     """Why the metal device cannot be used here, None if it can."""
-    if sys.platform == "darwin":
+    import mlx.core as mx
+
+    if mx.metal.is_available():
         return None
     if not settings.flag("MINFER_METAL_SIM"):
-        return "needs a Mac; MINFER_METAL_SIM=1 runs its kernels in the simulator"
+        return "needs a Mac with Metal; MINFER_METAL_SIM=1 runs its kernels in the simulator"
     if importlib.util.find_spec("metalsim") is None:
         return "needs the simulator, which lies in tests/ of a source checkout: PYTHONPATH=tests"
     return None

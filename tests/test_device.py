@@ -28,6 +28,13 @@ def test_names_are_exact() -> None:
             Device.parse(name)
 
 
+def here_is_metal(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
+    """mlx is installed, and says whether there is Metal."""
+    core = SimpleNamespace(metal=SimpleNamespace(is_available=lambda: available))
+    monkeypatch.setitem(sys.modules, "mlx", SimpleNamespace(core=core))
+    monkeypatch.setitem(sys.modules, "mlx.core", core)
+
+
 @pytest.mark.parametrize(
     ("device", "absent", "words"),
     [
@@ -36,14 +43,14 @@ def test_names_are_exact() -> None:
         ("cuda", "triton", r"device cuda needs triton.*pip install 'minfer\[cuda\]'"),
         ("cuda", "torch", r"device cuda needs torch.*pip install 'minfer\[cuda\]'"),
         ("metal", "mlx", r"device metal needs mlx.*pip install 'minfer\[metal\]'"),
-        ("metal", "nothing", "device metal needs a Mac; MINFER_METAL_SIM=1"),
+        ("metal", "nothing", "device metal needs a Mac with Metal; MINFER_METAL_SIM=1"),
     ],
 )
 def test_a_device_says_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch, device: str, absent: str, words: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name != absent else None)
-    monkeypatch.setattr(sys, "platform", "linux")
+    here_is_metal(monkeypatch, False)
     with pytest.raises(Refusal, match=words) as refused:
         Device.parse(device).package()
     assert refused.value.message == Device.parse(device).unavailable()
@@ -51,16 +58,16 @@ def test_a_device_says_what_it_lacks(
 
 def test_metal_runs_on_a_mac_or_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(sys, "platform", "linux")
+    here_is_metal(monkeypatch, False)
     monkeypatch.setenv("MINFER_METAL_SIM", "1")
     assert Device.parse("metal").unavailable() is None
     monkeypatch.delenv("MINFER_METAL_SIM")
-    monkeypatch.setattr(sys, "platform", "darwin")
+    here_is_metal(monkeypatch, True)
     assert Device.parse("metal").unavailable() is None
 
 
 def test_the_simulator_is_found_in_a_checkout_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
+    here_is_metal(monkeypatch, False)
     monkeypatch.setenv("MINFER_METAL_SIM", "1")
     found = lambda name: None if name == "metalsim" else name  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", found)

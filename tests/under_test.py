@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import ModuleType
@@ -32,7 +32,11 @@ CHECKED_ELEMENTS = 1 << 16  # of the arrays of any other call that it checks
 
 def simulated() -> bool:
     """Whether Metal kernels run in the simulator, on the CPU."""
-    return device == "metal" and sys.platform != "darwin"
+    if device != "metal" or importlib.util.find_spec("mlx") is None:
+        return False
+    import mlx.core as mx
+
+    return not mx.metal.is_available()
 
 
 def checked(small: bool) -> AbstractContextManager[None]:

@@ -169,7 +169,7 @@ def attend_flash(call: Call, tiles: Any, config: Config) -> mx.array:
     """Run `flash` on a checked call; tiles int32 [n, 2] of (first query, count)."""
     table = tiles_of(call, tiles, config["block_m"])
     if not call.n_q:
-        return call.q
+        return mx.zeros_like(call.q)
     (out,) = _flash(
         *call.arguments,
         table,

@@ -41,7 +41,9 @@ def batches(moves: Int32, n_cells: int, most: int) -> Iterator[tuple[Int32, Int3
         meets = written[src : src + rows].any() or written[dst : dst + rows].any()
         if meets or n_held + rows > most:
             yield _joined(held)
-            written[:], held, n_held = False, [], 0
+            for _, start, n in held:
+                written[start : start + n] = False
+            held, n_held = [], 0
         written[dst : dst + rows] = True
         held.append((src, dst, rows))
         n_held += rows

@@ -166,7 +166,7 @@ _split = MetalKernel(
 def attend_split(call: Call) -> mx.array:
     """Run `split` on a checked call."""
     if not call.n_q:
-        return call.q
+        return mx.zeros_like(call.q)
     most = min(HEADS, 1 << (call.group - 1).bit_length()) if call.head_dim <= WIDE else 1
     n_parts, parts_of_heads = call.most_partitions, -(-call.group // most)
     room = (call.n_q, call.n_head, n_parts)

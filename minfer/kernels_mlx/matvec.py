@@ -28,10 +28,10 @@ BLOCKS_ROWS = 8  # and of `blocks`
 # -- lanes ----------------------------------------------------------------------------------------
 
 _LANES = """
-// Elements k to k + 3 of a row of n, 0 past its end. The row is aligned to four if n divides so.
+// Elements k to k + 3 of a row of n, 0 past its end. Read one by one: an array that is a slice may
+// begin anywhere.
 template <typename T>
 METAL_FUNC float4 four(const device T* row, int k, int n) {
-  if (n % 4 == 0) return k < n ? float4(*(const device vec<T, 4>*)(row + k)) : float4(0.0f);
   float4 found = float4(0.0f);
   for (int i = 0; i < 4; i++) found[i] = k + i < n ? float(row[k + i]) : 0.0f;
   return found;

@@ -166,7 +166,7 @@ def combine(call: Call, given: Partials, out: torch.Tensor, factor: float) -> to
         factor,
         D=call.head_dim,
         BLOCK_D=block_d,
-        MODE=call.mode,
+        MODE=call.mode_value,
         SHARED=given.shared,
         CHUNK=chunk,
         SPREAD=warps

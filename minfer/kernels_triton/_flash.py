@@ -235,7 +235,7 @@ def launch_flash(call: Call, tiles: torch.Tensor, block_m: int, blocks: Blocks) 
         STRIDE=stride,
         SCALES=scale_stride,
         FMT=FORMATS[call.fmt],
-        MODE=call.mode,
+        MODE=call.mode_value,
         PARTS=parts,
         ROWS=blocks.rows,
         BLOCK_N=blocks.keys,

@@ -207,7 +207,7 @@ def attend_ring(call: Call, config: Config) -> torch.Tensor:
         HKV=call.n_head_kv,
         GROUP=call.group,
         D=call.head_dim,
-        MODE=call.mode,
+        MODE=call.mode_value,
         W=warps,
         BN=config["block_n"],
         STAGES=config["stages"],

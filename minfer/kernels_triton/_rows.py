@@ -91,7 +91,7 @@ def attend_rows(call: Call, config: Config) -> torch.Tensor:
             SCALES=scale_stride,
             BLOCK_N=config["block_n"],
             FMT=FORMATS[call.fmt],
-            MODE=call.mode,
+            MODE=call.mode_value,
             num_warps=4,
             enable_fp_fusion=False,
         )

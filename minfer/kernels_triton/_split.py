@@ -179,7 +179,7 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
     out, exact = call.empty_out(), call.fmt is KvFormat.F32
     if not call.n_q:
         return out
-    blocks = blocks_of(call.fmt, call.head_dim, call.mode, architecture())
+    blocks = blocks_of(call.fmt, call.head_dim, call.mode_value, architecture())
     room = partials(call, splits(call, blocks.programs, config["waves"]))
     (stride, scale_stride), alone = call.strides, room.n_splits == 1
     _attn_split_kernel[(call.n_q * call.n_head_kv, room.n_splits)](
@@ -206,7 +206,7 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         BLOCK_N=blocks.keys,
         FMT=FORMATS[call.fmt],
         TYPE=tl.float32 if exact else tl.float16,
-        MODE=call.mode,
+        MODE=call.mode_value,
         ALONE=alone,
         PDL=overlaps() and not alone,
         num_warps=blocks.warps,

@@ -8,6 +8,7 @@ HALF = {KvFormat.F16: "f16", KvFormat.Q8_0: "f16"}
 DECODED = {KvFormat.Q8_0: "f16"}
 
 ROWS = {"block_n": Tunable(32, (16, 32, 64), numeric=True)}
+SPLIT_LIMITS = Limits(kinds=(DECODE,), head_dim_multiple=HEAD_UNIT)
 SPLIT = {
     "stages": Tunable(0, (0, 2, 3, 4)),  # 0: what `blocks_of` says
     "waves": Tunable(1, (1, 2, 3, 4)),

@@ -22,13 +22,13 @@ from minfer.kernels_triton._tunables import (
     FLASH,
     FLASH_LIMITS,
     HALF,
-    HEAD_UNIT,
     RING,
     RING_LIMITS,
     ROWS,
     SPLIT,
+    SPLIT_LIMITS,
 )
-from minfer.ops import DECODE, Config, Limits, variant
+from minfer.ops import Config, variant
 
 NAME = "attn_window"
 
@@ -53,7 +53,7 @@ def attn_window_rows(
 
 
 @variant(
-    limits=Limits(kinds=(DECODE,), head_dim_multiple=HEAD_UNIT),
+    limits=SPLIT_LIMITS,
     query=HALF,
     prob=HALF,
     decoded=DECODED,
@@ -74,7 +74,7 @@ def attn_window_split(
 ) -> Any:
     """q float32 [n_q, n_head, d] to float32 of that shape; by partitions, tiles unused."""
     call = prepare(
-        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=HEAD_UNIT
+        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, limits=SPLIT_LIMITS
     )
     return attend_split(call, config)
 
@@ -128,6 +128,6 @@ def attn_window_flash(
 ) -> Any:
     """q float32 [n_q, n_head, d] to float32 of that shape; `tiles` [n, 2] cut by block_m."""
     call = prepare(
-        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, multiple=HEAD_UNIT
+        NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, limits=FLASH_LIMITS
     )
     return attend_flash(call, tiles_of(call, tiles, config["block_m"]), config)

@@ -84,8 +84,8 @@ def find() -> tuple[tuple[str, ...], str]:
     )
 
 
-def _uses_zig(command: tuple[str, ...]) -> bool:
-    return len(command) > 1 and command[-1] == "clang"
+def uses_zig(command: tuple[str, ...]) -> bool:
+    return any("zig" in Path(word).name for word in command)
 
 
 def _system_headers(machine: str) -> list[str]:
@@ -106,7 +106,7 @@ def _system_headers(machine: str) -> list[str]:
 def runtime_command(machine: str) -> list[str]:
     """What compiles shim/runtime.cpp for `machine`, less the output."""
     command, _ = find()
-    headers = _system_headers(machine) if _uses_zig(command) else []
+    headers = _system_headers(machine) if uses_zig(command) else []
     return [*command, *_RUNTIME, *headers, "-c", str(SHIM / "runtime.cpp")]
 
 
@@ -142,7 +142,7 @@ def _link_command(objects: list[Path], name: str, output: Path) -> list[str]:
     command, _ = find()
     inputs = [str(o) for o in objects]
     options = ["-shared", "-o", str(output), *inputs]
-    if _uses_zig(command):
+    if uses_zig(command):
         return [*command[:-1], "ld.lld", *options, "-soname", name, "-rpath", "$ORIGIN"]
     return [*command, "-nostdlib", *options, f"-Wl,-soname,{name},-rpath,$ORIGIN"]
 
