@@ -88,6 +88,7 @@ memcheck:
 
 # On a Mac with Apple silicon, on its GPU.
 test-metal: $(VENV)/.dev
+	$(BIN)/minfer pull smollm2
 	$(BIN)/python -m pytest -p no:cacheprovider --on metal tests/kernels tests/metal
 
 # What takes too long for every change: half an hour on 2 cores.

@@ -30,15 +30,21 @@ class DeviceKind(enum.Enum):
 
 def no_mac() -> str | None:
     """Why the metal device cannot be used here, None if it can."""
-    import mlx.core as mx
-
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        return f"cannot load mlx ({error}); on Linux: pip install 'mlx[cpu]'"
     if mx.metal.is_available():
         return None
     if not settings.flag("MINFER_METAL_SIM"):
-        return "needs a Mac with Metal; MINFER_METAL_SIM=1 runs its kernels in the simulator"
+        return (
+            "needs a Mac with Metal; in a source checkout MINFER_METAL_SIM=1 PYTHONPATH=tests runs "
+            "its kernels in the simulator"
+        )
     if importlib.util.find_spec("metalsim") is None:
         return "needs the simulator, which lies in tests/ of a source checkout: PYTHONPATH=tests"
-    return None
+    why: str | None = importlib.import_module("metalsim").unavailable()
+    return None if why is None else f"needs the simulator: {why}"
 
 
 def no_gpu() -> str | None:

@@ -146,7 +146,7 @@ REFUSED = {
     "empty q8_0": (("run", "TINY", "-p", "", "--cache-type", "q8_0"), 2, "no tokens"),
     "cache type": (("run", "TINY", "-p", "x", "--cache-type", "q8"), 2, "cache type 'q8'"),
     "odd heads": (("run", "D16", "-p", "x", "--cache-type", "q8_0"), 2, "head_dim is 16"),
-    "metal": (("run", "TINY", "-p", "x", "--device", "metal"), 2, "device metal has no kernels"),
+    "metal": (("run", "TINY", "-p", "x", "--device", "metal"), 2, "device metal needs a Mac"),
     "no gguf": (("run", "TEXT", "-p", "x"), 3, "GGUF"),
     "unknown op": (("explain", "attention"), 2, "op 'attention' is none of"),
     "unknown variant": (("explain", "attn_map", "--variant", "x"), 2, "no variant 'x'"),
@@ -326,7 +326,7 @@ def test_devices_says_what_is_here(call) -> None:
         assert f"  {name:15} {version(name)}\n" in text
     assert report["devices"]["cpu"]["unavailable"] is None
     assert report["devices"]["cpu"]["environment"]["isa"]
-    assert "no kernels in this version" in report["devices"]["metal"]["unavailable"]
+    assert "needs a Mac" in report["devices"]["metal"]["unavailable"]
 
 
 def test_version_and_help(call) -> None:

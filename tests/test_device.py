@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +43,11 @@ def here_is_metal(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
         ("cuda", "triton", r"device cuda needs triton.*pip install 'minfer\[cuda\]'"),
         ("cuda", "torch", r"device cuda needs torch.*pip install 'minfer\[cuda\]'"),
         ("metal", "mlx", r"device metal needs mlx.*pip install 'minfer\[metal\]'"),
-        ("metal", "nothing", "device metal needs a Mac with Metal; MINFER_METAL_SIM=1"),
+        (
+            "metal",
+            "nothing",
+            "device metal needs a Mac with Metal; .* MINFER_METAL_SIM=1 PYTHONPATH",
+        ),
     ],
 )
 def test_a_device_says_what_it_lacks(
@@ -59,11 +63,32 @@ def test_a_device_says_what_it_lacks(
 def test_metal_runs_on_a_mac_or_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     here_is_metal(monkeypatch, False)
+    monkeypatch.setitem(sys.modules, "metalsim", SimpleNamespace(unavailable=lambda: None))
     monkeypatch.setenv("MINFER_METAL_SIM", "1")
     assert Device.parse("metal").unavailable() is None
     monkeypatch.delenv("MINFER_METAL_SIM")
     here_is_metal(monkeypatch, True)
     assert Device.parse("metal").unavailable() is None
+
+
+def test_mlx_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library is missing, or a folder of that name lies on the path."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    empty = ModuleType("mlx")
+    empty.__path__ = []
+    monkeypatch.setitem(sys.modules, "mlx", empty)
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    why = str(Device.parse("metal").unavailable())
+    assert why.startswith("device metal cannot load mlx (No module named 'mlx.core'")
+    assert "pip install 'mlx[cpu]'" in why
+
+
+def test_a_simulator_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    here_is_metal(monkeypatch, False)
+    monkeypatch.setenv("MINFER_METAL_SIM", "1")
+    monkeypatch.setitem(sys.modules, "metalsim", SimpleNamespace(unavailable=lambda: "no clang"))
+    assert Device.parse("metal").unavailable() == "device metal needs the simulator: no clang"
 
 
 def test_the_simulator_is_found_in_a_checkout_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def variants(args: argparse.Namespace) -> None:
     for row in rows:
         formats = " ".join(row["formats"]) or "any"
         print(
-            f"{row['op'] + '_' + row['variant']:28} {formats:14} {row['takes']:44} {row['source']}"
+            f"{row['op'] + '_' + row['variant']:28} {formats:14} {row['takes']:52} {row['source']}"
         )
 
 

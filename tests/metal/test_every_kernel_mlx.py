@@ -79,6 +79,7 @@ def assert_is_of(kernel: MetalKernel, seen: Launched) -> None:
     """The header, then MLX's signature with the parameters of the kernel, then its source."""
     head, found, rest = seen.text.partition(f"[[kernel]] void custom_kernel_{kernel.name}_")
     assert found and kernel.header in head and kernel.source in rest
+    assert "#pragma METAL fp contract(off)" in head  # the simulator never contracts
     parameters, _, _ = rest.partition(") {")
     spaces, marks, names, numbers = [], [], [], []
     for const, space, mark, name, number in PARAMETER.findall(parameters):

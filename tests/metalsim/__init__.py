@@ -42,6 +42,7 @@ For tests
     thread starts with the defaults.
 """
 
+from metalsim.compiler import unavailable
 from metalsim.context import Launched, Mode, checking_edited_only, edited, launches, running
 from metalsim.errors import MetalError
 from metalsim.kernel import metal_kernel
@@ -58,6 +59,7 @@ __all__ = [
     "launches",
     "metal_kernel",
     "running",
+    "unavailable",
     "unnoticed",
     "without",
 ]

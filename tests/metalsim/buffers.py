@@ -20,6 +20,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _POOLED = 1 << 20  # bytes; mappings up to here are kept for later buffers of their size
 _pool: dict[int, list[int]] = {}
+_taken: list[Guarded] = []  # of the call that runs
 
 
 def _map(body: int) -> int:
@@ -35,7 +36,7 @@ def _map(body: int) -> int:
 
 
 class Guarded:
-    """`nbytes` of memory with inaccessible pages before and after.
+    """`nbytes` of memory with inaccessible pages before and after, until `release_all`.
 
     The end lies next to the later guard, to within the 16 bytes of alignment.
     """
@@ -46,18 +47,25 @@ class Guarded:
         self._base = _map(self._body)
         self.address = self._base + GUARD + self._body - rounded
         self.nbytes = nbytes
+        _taken.append(self)
 
-    def __del__(self) -> None:
+    def release(self) -> None:
         if self._body <= _POOLED:
             _pool.setdefault(self._body, []).append(self._base)
         else:
             _libc.munmap(self._base, self._body + 2 * GUARD)
 
     def view(self) -> np.ndarray[Any, Any]:
-        """The bytes, valid as long as this object lives."""
+        """The bytes."""
         if not self.nbytes:
             return np.zeros(0, np.uint8)
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
+
+
+def release_all() -> None:
+    """Gives back what was taken: not in `__del__`, where Python swallows an interrupt."""
+    while _taken:
+        _taken.pop().release()
 
 
 @dataclass

@@ -84,6 +84,15 @@ def find() -> tuple[tuple[str, ...], str]:
     )
 
 
+def unavailable() -> str | None:
+    """Why kernels cannot be built here, with the way out; None if they can."""
+    try:
+        find()
+    except MetalError as error:
+        return str(error)
+    return None
+
+
 def uses_zig(command: tuple[str, ...]) -> bool:
     return any("zig" in Path(word).name for word in command)
 

@@ -203,6 +203,10 @@ def metal_kernel(
         context.note(Launched(name, text))
         with _machine:
             kernel = _load(name, launch.name, text, names, mode is Mode.CHECKED)
-            return _Call(kernel, launch, names, replace(settings, mode=mode), init_value).results()
+            how = replace(settings, mode=mode)
+            try:
+                return _Call(kernel, launch, names, how, init_value).results()
+            finally:
+                buffers.release_all()
 
     return call
