@@ -20,6 +20,7 @@ from minfer.format import Int32
 
 KV_MAP_MAX_SPANS = 4
 PARTITION = 256
+LAST_POSITION = 2**31 - 2
 
 
 class CellSpan(NamedTuple):
@@ -200,6 +201,14 @@ def check(window: Window, positions: Int32, n_cells: int) -> None:
             "window holds at least one cell",
             {"query": query, "position": int(positions[query])},
         )
+    if len(positions) and int(positions.max()) > LAST_POSITION:
+        query = int(np.argmax(positions))
+        raise Refusal(
+            "2.5",
+            f"query {query} is at position {int(positions[query])}; the last one is "
+            f"{LAST_POSITION}, whose successor is still an int32",
+            {"query": query, "position": int(positions[query])},
+        )
     if isinstance(window, Causal):
         if len(positions) and int(positions.max()) >= n_cells:
             raise Refusal(
@@ -235,4 +244,4 @@ def _bad_windows(window: Span | Runs, positions: Int32, n_cells: int) -> NDArray
         first, end = array[..., 0], array[..., 0] + array[..., 1]
     outside = ((first < 0) | (end < first) | (end > n_cells)).any(axis=1)
     seen = (end - first).sum(axis=1)
-    return np.asarray(outside | (seen < 1) | (seen > positions + 1))
+    return np.asarray(outside | (seen < 1) | (seen > positions.astype(np.int64) + 1))

@@ -144,3 +144,10 @@ def test_a_window_has_one_row_a_query(rows: int) -> None:
     array = np.full((rows, 2), [0, 1], np.int32)
     with pytest.raises(Refusal, match=f"a window of {rows} rows for 2 queries"):
         window.check(Span(array), np.zeros(2, np.int32), 8)
+
+
+def test_the_last_position_is_one_whose_successor_is_an_int32() -> None:
+    last = np.array([2**31 - 2], np.int32)
+    window.check(Span(np.array([[3, 8]], np.int32)), last, n_cells=8)
+    with pytest.raises(Refusal, match="query 0 is at position 2147483647; the last one is"):
+        window.check(Span(np.array([[3, 8]], np.int32)), last + 1, n_cells=8)

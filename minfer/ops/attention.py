@@ -13,6 +13,7 @@ from minfer.format import BLOCK, Int32, KvFormat, Region
 from minfer.ops.arguments import host_int32s
 from minfer.window import PARTITION, Causal, Span, Window
 
+INT32_MAX = 2**31 - 1
 SCALE_END = 2.0**127  # times log2(e) it is still a float32
 
 
@@ -62,10 +63,10 @@ def check_scalars(scale: object, width: object) -> None:
             "10", f"scale {scale!r} is no finite float32; it multiplies scores", {"scale": scale}
         )
     whole = isinstance(width, (int, np.integer)) and not isinstance(width, bool)
-    if not whole or width < 0:  # type: ignore[operator]
+    if not whole or not 0 <= width <= INT32_MAX:  # type: ignore[operator]
         raise Refusal(
             "2.4",
-            f"width {width!r} is no sliding width; give 0 (unlimited) or a positive whole number",
+            f"width {width!r} is no sliding width; give 0 (unlimited) or a positive int32",
             {"width": width},
         )
 

@@ -253,7 +253,7 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
     assert "[n_q, n_head, 64]" in said("10", q[:, :, :32], k, v, positions, runs, tiles)
     other = next(other for other in KvFormat if other is not fmt)
     assert str(other) in said("3.2", q, k, v, positions, runs, tiles, fmt=other)
-    for width in (-1, 2.5):
+    for width in (-1, 2.5, 2**32 + 3):
         assert str(width) in said("2.4", q, k, v, positions, runs, tiles, width=width)
     for scale in (float("nan"), 2e38, "x"):
         assert repr(scale) in said("10", q, k, v, positions, runs, tiles, scale=scale)

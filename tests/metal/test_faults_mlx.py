@@ -91,7 +91,7 @@ SEEN_BY_THE_SIMULATOR = (
         "matvec_blocks-rows",
         "scale_of(const device uint8_t* block)",
         "scale_of(const uint8_t* block)",
-        r"does not compile",
+        r"a pointer without an address space",
     ),
     Fault(
         "a barrier orders the wrong memory",

@@ -28,6 +28,7 @@ from metalsim.machine import (
 from metalsim.signature import Signature
 from metalsim.tracing import Launch
 
+MAX_GROUPS = 1 << 31
 SCRATCH = "scratch"  # outputs whose names begin so may stay partly unwritten
 _machine = threading.RLock()  # the runtime has one state
 
@@ -48,6 +49,11 @@ def _load(
     name: str, function: str, text: str, names: tuple[tuple[str, ...], ...], checked: bool
 ) -> _Kernel:
     try:
+        if (bare := translate.without_address_space(text)) is not None:
+            raise MetalError(
+                f"a pointer without an address space on line {bare[0]}: '{bare[1]}'; Metal wants "
+                "device, constant, threadgroup or thread"
+            )
         found = signature.read(function, text, *names)
         cpp = translate.to_cpp(f"{name}.metal", text, found)
         return _Kernel(name, text, found, Library(compiler.build_kernel(cpp, checked)))
@@ -72,6 +78,8 @@ def _error(kernel: _Kernel, fault: Fault) -> MetalError:
 
 def _group(name: str, launch: Launch, mode: Mode) -> tuple[int, ...]:
     """The threadgroup as Metal clamps it to the grid."""
+    if min(launch.grid) < 0:
+        raise MetalError(f"a grid of {launch.grid} threads is none")
     group = tuple(max(1, min(g, t)) for g, t in zip(launch.grid, launch.threadgroup, strict=True))
     threads = int(np.prod(group))
     if threads > MAX_THREADS:
@@ -79,6 +87,8 @@ def _group(name: str, launch: Launch, mode: Mode) -> tuple[int, ...]:
             f"{name}: a threadgroup of {threads} threads is over the limit of {MAX_THREADS}"
         )
     groups = int(np.prod([-(-g // t) for g, t in zip(launch.grid, group, strict=True)]))
+    if groups >= MAX_GROUPS:
+        raise MetalError(f"{groups} threadgroups are over the limit of {MAX_GROUPS}")
     if mode is Mode.CHECKED and groups >= MAX_CHECKED_GROUPS:
         raise MetalError(
             f"{name}: {groups} threadgroups are too many for a checked run; use Mode.FAST"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metalsim import compiler
 from metalsim.buffers import Memory
+from metalsim.errors import MetalError
 
 MAX_THREADS = 1024  # of a threadgroup, as on Apple's GPUs; so many fibers the runtime has
 THREADGROUP_BYTES = 32 << 10  # as on Apple's GPUs
@@ -83,7 +84,10 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._runtime = _runtime(compiler.build_runtime())  # first: the kernel's symbols are there
-        library = ctypes.CDLL(str(path))
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise MetalError(f"a build is damaged ({error}); delete it") from None
         self._entry = library.metalsim_kernel
         self._image = (ctypes.c_void_p * 2).in_dll(library, "metalsim_image")
 

@@ -11,6 +11,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 from metalsim import MetalError, compiler, lines  # noqa: E402
+from metalsim.machine import Library  # noqa: E402
 
 SCRIPT = """
 import sys
@@ -113,3 +114,11 @@ def test_code_without_a_line_goes_with_the_line_before(
     library.touch()
     found = {offset: lines.line_of(library, offset) for offset in (15, 16, 21, 24, 31, 32)}
     assert found == {15: None, 16: ("k", 3), 21: ("k", 3), 24: ("k", 7), 31: ("k", 7), 32: None}
+
+
+def test_a_damaged_build_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MINFER_CACHE_DIR", str(tmp_path))
+    path = compiler.build_kernel("int damaged;\n", checked=False)
+    path.write_bytes(b"")
+    with pytest.raises(MetalError, match=rf"a build is damaged .*{path.name}.*; delete it"):
+        Library(path)

@@ -139,9 +139,26 @@ CASES = [
     Case(
         "helper lacks an address space",
         "out[thread_position_in_grid.x] = f(x + thread_position_in_grid.x);",
-        "no matching function for call to 'f'",
+        "a pointer without an address space on line 1: 'const float *'",
         header="inline float f(const float* p) { return *p; }\n",
     ),
+    Case(
+        "a template's helper lacks an address space",
+        "out[thread_position_in_grid.x] = f(x + thread_position_in_grid.x);",
+        "a pointer without an address space on line 1: 'const T *'",
+        header="template <typename T> float f(const T* p) { return *p; }\n",
+    ),
+    Case(
+        "a cast drops the address space",
+        START + "float* p = (float*)out;\np[g] = 1.0f;",
+        "a pointer without an address space on line 10: 'float *'",
+    ),
+    Case(
+        "products are no pointers",
+        START + "float a = x[g], b = 2.0f;\nout[g] = (a * b) + int(a) * (lane & 1u);",
+        None,
+    ),
+    Case("a trap", START + "if (t == 3) __builtin_trap();\nout[g] = 1.0f;", "trap by threadgroup"),
     Case(
         "helper with its address space",
         "out[thread_position_in_grid.x] = f(x + thread_position_in_grid.x);",

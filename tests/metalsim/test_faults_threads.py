@@ -42,6 +42,16 @@ CASES = [
         "out[g] = s[255 - t];",
     ),
     Case(
+        "two barriers on one line",
+        START + f"if (sg < 4) {{ {BARRIER} }} else {{ {BARRIER} }}\nout[g] = x[g];",
+        "divergent threadgroup_barrier",
+    ),
+    Case(
+        "two simd operations on one line",
+        START + "out[g] = lane < 16 ? simd_sum(x[g]) : simd_sum(2.0f);",
+        "divergent simd operation",
+    ),
+    Case(
         "barrier for no memory",
         START + "s[t] = x[g];\nthreadgroup_barrier(mem_flags::mem_none);\nout[g] = s[255 - t];",
         "data race on 's'[31]",

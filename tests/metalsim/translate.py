@@ -105,6 +105,27 @@ def threadgroup_variables(text: str) -> str:
     return "".join(done)
 
 
+# A pointer or reference to a basic type, with the words in front of it.
+_POINTER = re.compile(
+    r"(?:^|[(,;{}<=])\s*((?:[A-Za-z_]\w*\s+)*)"
+    r"((?:bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|[TS]|u?int\d+_t)[234]?)"
+    r"\s*[*&](?!=)"
+)
+_SPACES = {"device", "constant", "threadgroup", "thread"}
+
+
+def without_address_space(text: str) -> tuple[int, str] | None:
+    """The first pointer that names no address space, as line and words; None if all do.
+
+    Metal refuses them, also in casts; clang takes them for pointers to a thread's memory.
+    """
+    code = re.sub(_COMMENT, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.DOTALL)
+    for found in _POINTER.finditer(code):
+        if not _SPACES & set(found[1].split()):
+            return code.count("\n", 0, found.start(2)) + 1, f"{found[1]}{found[2]} *"
+    return None
+
+
 def names_restored(message: str) -> str:
     """A message with the variables' own names in place of those of their types."""
     return re.sub(r"'(\w+)__type' \(aka ('[^']*')\)", r"'\1' of type \2", message)

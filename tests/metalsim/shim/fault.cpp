@@ -86,12 +86,14 @@ static void on_signal(int signal_number, siginfo_t* info, void* context) {
                      machine.options.timeout_ms, who());
   else if (signal_number == SIGFPE)
     keep_from_signal(pc, "integer division by zero by %s", who());
+  else if (signal_number == SIGILL || signal_number == SIGTRAP)
+    keep_from_signal(pc, "trap by %s", who());
   else
     on_memory_fault((uintptr_t)info->si_addr, pc);
   siglongjmp(machine.on_signal, 1);
 }
 
-static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGVTALRM};
+static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGVTALRM};
 constexpr int SIGNAL_COUNT = sizeof SIGNALS / sizeof *SIGNALS;
 static struct sigaction previous[SIGNAL_COUNT];
 static stack_t previous_stack;

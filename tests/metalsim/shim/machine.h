@@ -14,6 +14,9 @@ namespace metalsim {
 constexpr int MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 128 << 10;
 
+// The line of an operation's place (METALSIM_LINE).
+inline int shown(int place) { return place & ((1 << 20) - 1); }
+
 enum class State : uint8_t { ready, at_threadgroup_barrier, at_simdgroup, done };
 
 struct Fiber {

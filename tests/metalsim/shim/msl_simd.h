@@ -3,7 +3,8 @@
 // Reductions follow one fixed tree: lanes 16 apart are combined first, then 8, 4, 2 and 1 apart,
 // the lower lane on the left. Lanes that do not exist (a threadgroup at the edge) are left out.
 #pragma once
-#define METALSIM_LINE int line = __builtin_LINE()
+// Where an operation stands: its line, and above 20 bits its column, as two may share a line.
+#define METALSIM_LINE int line = __builtin_LINE() + (__builtin_COLUMN() << 20)
 
 namespace metal {
 

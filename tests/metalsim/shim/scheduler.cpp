@@ -33,10 +33,10 @@ static void wait_as(State state, int line) {
 static void threadgroup_barrier(int flags, int line) {
   if (machine.live != machine.threads)
     fault(0, "divergent threadgroup_barrier: %s is at line %d but %d threads have returned", who(),
-          line, machine.threads - machine.live);
+          shown(line), machine.threads - machine.live);
   if (machine.waiting && machine.barrier_line != line)
     fault(0, "divergent threadgroup_barrier: %s is at line %d while others wait at line %d", who(),
-          line, machine.barrier_line);
+          shown(line), shown(machine.barrier_line));
   machine.barrier_line = line;
   wait_as(State::at_threadgroup_barrier, line);
   if (++machine.waiting == machine.threads) {
@@ -53,10 +53,10 @@ static void threadgroup_barrier(int flags, int line) {
 static bool arrive(Simdgroup& group, const char* operation, int line) {
   if (group.returned)
     fault(0, "divergent simd operation: %s is at %s on line %d but %d lanes have returned", who(),
-          operation, line, group.returned);
+          operation, shown(line), group.returned);
   if (group.arrived && (group.line != line || strcmp(group.operation, operation)))
     fault(0, "divergent simd operation: %s is at %s on line %d while other lanes wait at %s on "
-             "line %d", who(), operation, line, group.operation, group.line);
+             "line %d", who(), operation, shown(line), group.operation, shown(group.line));
   group.operation = operation;
   group.line = line;
   wait_as(State::at_simdgroup, line);
@@ -108,10 +108,10 @@ static void fiber_body() {
   my_simdgroup().returned++;
   if (machine.waiting)
     fault(0, "divergent threadgroup_barrier: %s returned while %d threads wait at the barrier on "
-             "line %d", who(), machine.waiting, machine.barrier_line);
+             "line %d", who(), machine.waiting, shown(machine.barrier_line));
   if (my_simdgroup().arrived)
     fault(0, "divergent simd operation: %s returned while %d lanes wait at %s on line %d", who(),
-          my_simdgroup().arrived, my_simdgroup().operation, my_simdgroup().line);
+          my_simdgroup().arrived, my_simdgroup().operation, shown(my_simdgroup().line));
   switch_to_scheduler();
 }
 
@@ -208,7 +208,7 @@ static void report_deadlock() {
   }
   fault(0, "deadlock in threadgroup #%u: %d threads wait at threadgroup_barrier (line %d), %d in "
            "simd operations (line %d), %d returned: divergent barrier", machine.group,
-        count[1], line[1], count[2], line[2], count[3]);
+        count[1], shown(line[1]), count[2], shown(line[2]), count[3]);
 }
 
 static void run_threadgroup(const Grid& grid, uint32_t index) {
@@ -255,7 +255,7 @@ Exchange* metalsim_exchange(const void* value, uint32_t bytes, const char* opera
   return exchange(value, bytes, operation, line);
 }
 void metalsim_fault(const char* what, int line) {
-  fault(0, "%s on line %d by %s", what, line, who());
+  fault(0, "%s on line %d by %s", what, shown(line), who());
 }
 uint32_t metalsim_lane() { return machine.current->place.lane; }
 
