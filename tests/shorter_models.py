@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
-
 
 def write_first_layers(source: Path, target: Path, n_layer: int) -> None:
     """Copy a GGUF file with its first `n_layer` layers, tensors as they are stored."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
     reader = GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(target, architecture)
