@@ -18,11 +18,9 @@ SANITIZED = $(filter-out %_machine.py,$(wildcard tests/test_step*.py tests/test_
 MACHINES = "0 --cache-type f32" "1 --cache-type f16 --sanitize" "2 --cache-type q8_0" \
   "3 --cache-type q8_0 --n-ctx 24 --sanitize" "4 --cache-type f32 --n-ctx 12 --sanitize"
 
-# What Triton's interpreter runs of the CUDA backend without a GPU, in two processes. The other tests
-# of tests/triton can be run so too, which takes minutes.
-INTERPRETED = kernels engine
-interpreted_kernels = tests/kernels tests/triton/test_split_triton.py
-interpreted_engine = tests/triton/test_engine_triton.py
+# What Triton's interpreter runs of the CUDA backend without a GPU. The other tests of tests/triton can
+# be run so too, which takes minutes.
+INTERPRETED = tests/kernels tests/triton/test_split_triton.py tests/triton/test_engine_triton.py
 OLD_TRITON = 3.6.0
 
 # What `memcheck` runs under NVIDIA's sanitizer, which makes kernels 10 to 100 times slower.
@@ -32,10 +30,12 @@ CHECKED = "tests/kernels/test_attention.py -k float32 and not large and (drafts 
   "tests/triton/test_split_triton.py -k programs or groups" \
   "tests/kernels/test_products.py -k close and 17-257"
 
-# The Metal simulator's own tests, and what it runs of the MLX backend, in two processes.
-SIMULATED = kernels invariance
-simulated_kernels = tests/metal $(filter-out %/test_invariance.py,$(wildcard tests/kernels/test_*.py))
-simulated_invariance = tests/metalsim tests/kernels/test_invariance.py
+# What the Metal simulator runs of the MLX backend, and its own tests.
+SIMULATED = tests/kernels tests/metal tests/metalsim
+
+# Two processes, each of which takes tests as it gets done; by file where files share what they set up.
+TWO = $(BIN)/python -m pytest -n 2 --dist worksteal
+BY_FILE = $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: run test test-cuda test-metal test-deep memcheck lint compile peers clean
 
@@ -50,21 +50,11 @@ run: $(VENV)/.run
 
 test: $(VENV)/.dev lint
 	@$(call timed,models,$(BIN)/minfer pull smollm2 && $(BIN)/minfer pull gemma3-270m)
-	@$(call timed,tests,$(BIN)/python -m pytest --ignore=tests/metalsim)
-	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest $(SANITIZED))
-	@$(call timed,interpreted,$(MAKE) --jobs=2 $(addprefix interpret/,$(INTERPRETED)))
-	@$(call timed,simulated,$(MAKE) --jobs=2 $(addprefix simulate/,$(SIMULATED)))
+	@$(call timed,tests,$(BY_FILE) --ignore=tests/metalsim)
+	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BY_FILE) $(SANITIZED))
+	@$(call timed,interpreted,TRITON_INTERPRET=1 $(TWO) --on cuda $(INTERPRETED))
+	@$(call timed,simulated,$(TWO) --on metal $(SIMULATED))
 	@$(MAKE) compile
-
-# Tests that run beside others: what they print is shown when they are done.
-shown = > $(VENV)/$(1).txt 2>&1; code=$$?; cat $(VENV)/$(1).txt; exit $$code
-
-interpret/%: $(VENV)/.dev
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider --on cuda $(interpreted_$*) \
-	  $(call shown,interpreted-$*)
-
-simulate/%: $(VENV)/.dev
-	@$(BIN)/python -m pytest -p no:cacheprovider --on metal $(simulated_$*) $(call shown,simulated-$*)
 
 # Every kernel of the CUDA backend by the compilers that come with two versions of Triton.
 compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
