@@ -41,6 +41,9 @@ def floats(array: Any, name: str, n_dims: int) -> mx.array:
     return tensor(given)
 
 
+rows = floats  # MLX copies what a kernel cannot read where it lies
+
+
 def int32s(array: Any, name: str, n_dims: int | None = 1) -> mx.array:
     """Whole numbers as an int32 array of mlx."""
     if host(array):
@@ -108,15 +111,3 @@ def checked_cells(region: Region, cells: Any) -> mx.array:
 def checked_moves(region: Region, moves: Any) -> Int32:
     """The moves as int32 [n, 3] on the host, refused if one of them leaves the region."""
     return cell_arguments.host_moves(np.array(moves), region.n_cells)
-
-
-def checked_turn(
-    region: Region, cells: Any, cos: Any, sin: Any
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Cells of a q8_0 region, each named once, and the table row that turns their heads."""
-    checked = checked_cells(region, cells)
-    if host(cells):
-        cell_arguments.check_once(np.asarray(cells))
-    cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
-    cell_arguments.check_turn(cos.shape, sin.shape, region.head_dim)
-    return checked, cos, sin

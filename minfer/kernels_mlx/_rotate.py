@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import mlx.core as mx
-
-from minfer.kernels_mlx._arguments import floats, host, int32s, tensor
-from minfer.ops import INTERLEAVED, arguments, check_pairing
-from minfer.ops.arguments import host_int32s
+from minfer.ops import INTERLEAVED
 
 ROTATE = """
 // The dimension that turns together with `dim`, where 2 * n_pairs turn; past them itself.
@@ -32,24 +26,6 @@ METAL_FUNC float turned(
   return own * c[pair] + (first ? -part : part);
 }
 """
-
-
-def checked_rope(
-    x: mx.array, positions: Any, cos: Any, sin: Any, pairing: str
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Positions of the rows x [n, n_head, d] and tables, as mlx arrays.
-
-    Refuses what does not fit; positions are looked at where they are a host array.
-    """
-    check_pairing(pairing)
-    looked_at = host(positions)
-    positions = host_int32s(positions, "positions") if looked_at else int32s(positions, "positions")
-    cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
-    arguments.check_rope(x.shape, len(positions), cos.shape, sin.shape)
-    if not looked_at:
-        return positions, cos, sin
-    arguments.check_positions(positions, len(cos))
-    return tensor(positions), cos, sin
 
 
 def interleaved(pairing: str) -> bool:

@@ -17,20 +17,19 @@ from typing import Any
 import mlx.core as mx
 
 from minfer.format import KvFormat, Region, refuse_odd_blocks
+from minfer.kernels_mlx import _arguments
 from minfer.kernels_mlx._arguments import (
     check_region,
     checked_cells,
     checked_moves,
-    checked_turn,
-    floats,
     put,
     tensor,
 )
 from minfer.kernels_mlx._cell import PART, STORE, parts_of, spread, stored_names, stored_outputs
 from minfer.kernels_mlx._kernel import MetalKernel
 from minfer.kernels_mlx._move import batch_rows, batches, taken
-from minfer.kernels_mlx._rotate import ROTATE, checked_rope, interleaved
-from minfer.ops import Config, cell_arguments, check_pairing, variant
+from minfer.kernels_mlx._rotate import ROTATE, interleaved
+from minfer.ops import Config, arrays, check_pairing, variant
 
 _STORE_CELLS_ROWS_SOURCE = """
 // given: float [n_rows, n]. out: n_rows stored rows of `parts` parts.
@@ -69,7 +68,8 @@ def store_cells_rows(
     """
     check_region(region, fmt)
     cells = checked_cells(region, cells)
-    given, n_rows, n = _checked_rows(region, rows, "rows", len(cells)), len(cells), region.row_elems
+    n_rows, n = len(cells), region.row_elems
+    given = arrays.checked_rows(_arguments, region, rows, "rows", n_rows)
     if n_rows:
         parts = parts_of(fmt, n)
         stored = _store_cells_rows[fmt](
@@ -150,18 +150,10 @@ def qkv_rope_store_rows(
 
     Returns the rotated q and both regions, which are the ones given.
     """
-    for region in (k_region, v_region):
-        check_region(region, fmt)
-    cell_arguments.check_pair(k_region, v_region)
+    q, k, v, cells = arrays.checked_store(_arguments, q, k, v, k_region, v_region, cells, fmt)
     n, d = k_region.row_elems, k_region.head_dim
-    refuse_odd_blocks(fmt, d, n)
-    cells = checked_cells(k_region if k_region.n_cells < v_region.n_cells else v_region, cells)
-    k = _checked_rows(k_region, k, "k", len(cells))
-    v = _checked_rows(v_region, v, "v", len(cells))
-    q = floats(q, "q", 3)
-    cell_arguments.check_heads(k_region, q.shape, len(cells))
-    at, cos, sin = checked_rope(q, positions, cos, sin, pairing)
-    checked_rope(k, at, cos, sin, pairing)
+    at, cos, sin = arrays.checked_rope(_arguments, q, positions, cos, sin, pairing)
+    arrays.checked_rope(_arguments, k, at, cos, sin, pairing)
     n_rows, n_q, parts = len(cells), q.shape[1] * d, parts_of(fmt, n)
     if not n_rows:
         return q, k_region, v_region
@@ -237,7 +229,7 @@ def map_q8_0_cells_rows(
     than one row or more pairs than a head has.
     """
     check_region(region, KvFormat.Q8_0)
-    cells, cos, sin = checked_turn(region, cells, cos, sin)
+    cells, cos, sin = arrays.checked_turn(_arguments, region, cells, cos, sin)
     check_pairing(pairing)
     n, d, most = region.row_elems, region.head_dim, batch_rows(region)
     refuse_odd_blocks(region.fmt, d, n)
@@ -252,9 +244,3 @@ def map_q8_0_cells_rows(
         )
         put(region, batch, turned)
     return region
-
-
-def _checked_rows(region: Region, given: Any, name: str, n: int) -> mx.array:
-    found = floats(given, name, 3)
-    cell_arguments.check_rows(region, name, found.shape, n)
-    return found

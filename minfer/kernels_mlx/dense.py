@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 
 from minfer.format import BLOCK, BLOCK_BYTES, KvFormat
+from minfer.kernels_mlx import _arguments
 from minfer.kernels_mlx._arguments import floats, host, int32s, stored, tensor
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
-from minfer.kernels_mlx._rotate import ROTATE, checked_rope, interleaved
-from minfer.ops import Config, arguments, variant
+from minfer.kernels_mlx._rotate import ROTATE, interleaved
+from minfer.ops import Config, arguments, arrays, variant
 
 STRIP = 1024  # elements of a row that a threadgroup takes
 WORK = 4  # of them a thread
@@ -185,7 +186,7 @@ def rope_rows(x: Any, positions: Any, cos: Any, sin: Any, *, pairing: str, confi
     (2i, 2i + 1); dims from n_rot on are copied.
     """
     x = floats(x, "x", 3)
-    at, cos, sin = checked_rope(x, positions, cos, sin, pairing)
+    at, cos, sin = arrays.checked_rope(_arguments, x, positions, cos, sin, pairing)
     if not x.size:
         return x
     n, n_head, d = x.shape

@@ -172,15 +172,3 @@ def checked_cells(region: Region, cells: Any) -> torch.Tensor:
 def checked_moves(region: Region, moves: Any) -> NDArray[np.int32]:
     """The moves as int32 [n, 3] on the host, refused if one of them leaves the region."""
     return cell_arguments.host_moves(moves if host(moves) else moves.cpu().numpy(), region.n_cells)
-
-
-def checked_turn(
-    region: Region, cells: Any, cos: Any, sin: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cells of a q8_0 region, each named once, and the table row that turns their heads."""
-    checked = checked_cells(region, cells)
-    if host(cells):
-        cell_arguments.check_once(np.asarray(cells))
-    cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
-    cell_arguments.check_turn(cos.shape, sin.shape, region.head_dim)
-    return checked, cos, sin

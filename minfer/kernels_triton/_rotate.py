@@ -1,15 +1,9 @@
 """Rotation of heads by RoPE: shared by `rope`, `qkv_rope_store` and `map_q8_0_cells`."""
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 
-from minfer.kernels_triton._arguments import floats, host, int32s, tensor
 from minfer.ops import INTERLEAVED as INTERLEAVED_PAIRS
-from minfer.ops import arguments, check_pairing
-from minfer.ops.arguments import host_int32s
 
 
 @triton.jit
@@ -71,24 +65,6 @@ def load_turned(
         return turn_interleaved(own, cos + row, sin + row, HALF)
     partner = tl.load(x + start + partner_of(dim, HALF), mask=mask, other=0.0)
     return turn_halves(own, partner, cos + row, sin + row, HALF)
-
-
-def checked_rope(
-    x: torch.Tensor, positions: Any, cos: Any, sin: Any, pairing: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Positions of the rows x [n, n_head, d] and tables, where kernels run.
-
-    Refuses what does not fit; positions are looked at where they are a host array.
-    """
-    check_pairing(pairing)
-    looked_at = host(positions)
-    positions = host_int32s(positions, "positions") if looked_at else int32s(positions, "positions")
-    cos, sin = floats(cos, "cos", 2), floats(sin, "sin", 2)
-    arguments.check_rope(x.shape, len(positions), cos.shape, sin.shape)
-    if not looked_at:
-        return positions, cos, sin
-    arguments.check_positions(positions, len(cos))
-    return tensor(positions, "positions"), cos, sin
 
 
 def interleaved(pairing: str) -> bool:

@@ -15,19 +15,17 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat, Region, refuse_odd_blocks
+from minfer.kernels_triton import _arguments
 from minfer.kernels_triton._arguments import (
     check_region,
     checked_cells,
     checked_moves,
-    checked_turn,
     planes,
-    rows,
     tensor,
 )
 from minfer.kernels_triton._cell import load_elements, store_elements, store_padding
 from minfer.kernels_triton._move import launches, move_words
 from minfer.kernels_triton._rotate import (
-    checked_rope,
     interleaved,
     load_turned,
     partner_of,
@@ -35,7 +33,7 @@ from minfer.kernels_triton._rotate import (
     turn_interleaved,
 )
 from minfer.kernels_triton._tile import BLOCK, FORMATS, Q8_0
-from minfer.ops import Config, cell_arguments, check_pairing, variant
+from minfer.ops import Config, arrays, check_pairing, variant
 
 TILE = 512  # elements of a program that stores
 WARPS = 4
@@ -72,7 +70,7 @@ def store_cells_rows(
     """
     check_region(region, fmt)
     cells = checked_cells(region, cells)
-    given, n = _checked_rows(region, rows, "rows", len(cells)), region.row_elems
+    given, n = arrays.checked_rows(_arguments, region, rows, "rows", len(cells)), region.row_elems
     width = min(TILE, max(int(BLOCK), triton.next_power_of_2(n)))
     if len(cells):
         _store_cells_rows_kernel[(len(cells), triton.cdiv(n, width))](
@@ -166,18 +164,10 @@ def qkv_rope_store_rows(
     Rows of q, k and v may be parts of wider ones. Returns the rotated q and both regions, which
     are the ones given.
     """
-    for region in (k_region, v_region):
-        check_region(region, fmt)
-    cell_arguments.check_pair(k_region, v_region)
+    q, k, v, cells = arrays.checked_store(_arguments, q, k, v, k_region, v_region, cells, fmt)
     n_head_kv, d = k_region.n_head_kv, k_region.head_dim
-    refuse_odd_blocks(fmt, d, n_head_kv * d)
-    cells = checked_cells(k_region if k_region.n_cells < v_region.n_cells else v_region, cells)
-    k = _checked_rows(k_region, k, "k", len(cells))
-    v = _checked_rows(v_region, v, "v", len(cells))
-    q = rows(q, "q", 3)
-    cell_arguments.check_heads(k_region, q.shape, len(cells))
-    at, cos, sin = checked_rope(q, positions, cos, sin, pairing)
-    checked_rope(k, at, cos, sin, pairing)
+    at, cos, sin = arrays.checked_rope(_arguments, q, positions, cos, sin, pairing)
+    arrays.checked_rope(_arguments, k, at, cos, sin, pairing)
     n, n_head = q.shape[:2]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     heads, block_d = _heads(d)
@@ -262,7 +252,7 @@ def map_q8_0_cells_rows(
     than one row or more pairs than a head has.
     """
     check_region(region, KvFormat.Q8_0)
-    cells, cos, sin = checked_turn(region, cells, cos, sin)
+    cells, cos, sin = arrays.checked_turn(_arguments, region, cells, cos, sin)
     check_pairing(pairing)
     refuse_odd_blocks(region.fmt, region.head_dim, region.row_elems)
     heads, block_d = _heads(region.head_dim)
@@ -288,9 +278,3 @@ def _heads(head_dim: int) -> tuple[int, int]:
     """Heads of a program, and a power of two of whole blocks that holds one."""
     block_d = max(int(BLOCK), triton.next_power_of_2(head_dim))
     return max(1, TILE // block_d), block_d
-
-
-def _checked_rows(region: Region, given: Any, name: str, n: int) -> torch.Tensor:
-    found = rows(given, name, 3)
-    cell_arguments.check_rows(region, name, found.shape, n)
-    return found

@@ -17,11 +17,12 @@ import triton
 import triton.language as tl
 
 from minfer.format import KvFormat
+from minfer.kernels_triton import _arguments
 from minfer.kernels_triton._arguments import floats, host, int32s, rows, stored, tensor
 from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, ROUND, ROUND_BITS
-from minfer.kernels_triton._rotate import checked_rope, interleaved, load_turned
+from minfer.kernels_triton._rotate import interleaved, load_turned
 from minfer.kernels_triton._tile import BLOCK, FORMATS, Q8_0
-from minfer.ops import Config, arguments, variant
+from minfer.ops import Config, arguments, arrays, variant
 
 STRIP = 1024  # elements of a row that a program takes
 # exp(-x) = 2**-n * exp(n * ln 2 - x): ln 2 in two parts, the first so short that n times it is
@@ -189,7 +190,7 @@ def rope_rows(x: Any, positions: Any, cos: Any, sin: Any, *, pairing: str, confi
     (2i, 2i + 1); dims from n_rot on are copied.
     """
     x = rows(x, "x", 3)
-    at, cos, sin = checked_rope(x, positions, cos, sin, pairing)
+    at, cos, sin = arrays.checked_rope(_arguments, x, positions, cos, sin, pairing)
     n, n_head, d = x.shape
     out = torch.empty((n, n_head, d), dtype=torch.float32, device=x.device)
     if out.numel():

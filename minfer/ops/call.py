@@ -7,7 +7,7 @@ whoever filled them (contract 7.5): to look at them would stop the device.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,17 +15,9 @@ from minfer import window
 from minfer.format import KvFormat, Region
 from minfer.ops import attention, cell_arguments
 from minfer.ops.arguments import host_int32s
+from minfer.ops.arrays import Arguments
 from minfer.ops.declaration import Limits
 from minfer.window import WindowMode
-
-
-class Arguments(Protocol):
-    """What a kernel package knows of its arrays: its module `_arguments`."""
-
-    def host(self, array: Any, /) -> bool: ...
-    def floats(self, array: Any, name: str, n_dims: int, /) -> Any: ...
-    def int32s(self, array: Any, name: str, n_dims: int | None = 1, /) -> Any: ...
-    def check_region(self, region: Region, fmt: KvFormat, /) -> None: ...
 
 
 class AttentionCall(NamedTuple):
