@@ -178,6 +178,13 @@ def case_named(name: str) -> cases.Case:
     return next(case for case in cases.CASES if case.name == name)
 
 
+def apart(x: Any, shift: int, extra: int) -> Any:
+    """The rows of x [n, m] as columns of a wider array of the package, `shift` columns in."""
+    wide = np.full((len(x), shift + x.shape[1] + extra), np.nan, np.float32)
+    wide[:, shift : shift + x.shape[1]] = x
+    return package().from_host(wide)[:, shift : shift + x.shape[1]]
+
+
 def short(name: str) -> cases.Case:
     """The case of that name; interpreted kernels get fewer keys, queries and heads of it."""
     case = case_named(name)

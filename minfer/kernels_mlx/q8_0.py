@@ -10,15 +10,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from minfer.format import BLOCK, KvFormat, cell_bytes, word
+from minfer.format import BLOCK, BLOCK_BYTES, KvFormat, cell_bytes, word
 from minfer.kernels_mlx._arguments import floats, host, tensor
 from minfer.kernels_mlx._cell import CELL, parts_of, spread
 from minfer.kernels_mlx._kernel import MetalKernel
 from minfer.ops import Config, cell_arguments, variant
 
-CANONICAL = """
-#define BLOCK_BYTES 34
-
+CANONICAL = (
+    f"\n#define BLOCK_BYTES {BLOCK_BYTES}\n"
+    + """
 // The scale of a canonical block: float16, low byte first.
 METAL_FUNC float scale_of(const device uint8_t* block) {
   return float(as_type<half>(ushort(block[0] | block[1] << 8)));
@@ -28,6 +28,7 @@ METAL_FUNC int code_of(const device uint8_t* block, int i) {
   return as_type<int8_t>(block[2 + i]);
 }
 """
+)
 
 _QUANTIZE_Q8_0_BLOCKS_SOURCE = """
 // rows: float [n_rows, 32 * n_blocks]. cells: uint8 [n_rows, width], a thread for each of `parts`

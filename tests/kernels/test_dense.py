@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import normal
-from under_test import configs_of, default, interpreted, op, same_bits
+from under_test import apart, configs_of, default, interpreted, op, package, same_bits
 
 from minfer import reference
 from minfer.errors import Refusal
@@ -167,3 +167,35 @@ def test_add_is_exact() -> None:
         add(x, y[:, :32])
     with pytest.raises(Refusal, match=r"shapes \[5, 33\] of x and \[32\] of y differ"):
         add(x, y[0, :32])
+
+
+@pytest.mark.parametrize(("shift", "extra"), [(0, 16), (16, 0), (3, 5)])
+@pytest.mark.parametrize("m", [48, 577])
+def test_steps_read_rows_that_lie_apart(m: int, shift: int, extra: int) -> None:
+    x, y, weight = normal(5, m), normal(5, m, seed=1), package().from_host(normal(m, seed=2))
+    near = [package().from_host(rows) for rows in (x, y)]
+    far = [apart(x, shift, extra), apart(y, extra, shift + 1)]
+
+    def both(name: str, n: int, **how: Any) -> list[np.ndarray]:
+        step = default(name)
+        config = step.config()
+        outs = (step.launch(*rows[:n], **how, config=config) for rows in (near, far))
+        return [np.array(package().to_host(out)) for out in outs]
+
+    for name in ("silu_mul", "gelu_mul", "add"):
+        assert same_bits(*both(name, 2)), name
+    assert same_bits(*both("rms_norm", 1, weight=weight, eps=1e-5))
+    assert same_bits(*both("scale", 1, factor=3.0))
+    assert same_bits(*both("softcap", 1, cap=2.0))
+
+
+def test_rope_reads_heads_of_rows_that_lie_apart() -> None:
+    x, place = normal(5, 48), package().from_host
+    table, at = place(normal(7, 8)), place(np.arange(5, dtype=np.int32))
+    turn = default("rope")
+    outs = [
+        turn.launch(rows.reshape(5, 3, 16), at, table, table, pairing="half", config=turn.config())
+        for rows in (place(x), apart(x, 16, 32))
+    ]
+    near, far = (np.array(package().to_host(out)) for out in outs)
+    assert near.shape == (5, 3, 16) and same_bits(near, far)

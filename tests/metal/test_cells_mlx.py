@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +13,10 @@ mx = pytest.importorskip("mlx.core")
 from minfer import kernels_mlx as backend  # noqa: E402
 from minfer import reference  # noqa: E402
 from minfer.cases import MOVE_CASES, any_bytes  # noqa: E402
-from minfer.errors import Refusal  # noqa: E402
 from minfer.format import KvFormat, Region  # noqa: E402
 from minfer.kernels_mlx import _move, q8_0  # noqa: E402
 from minfer.kernels_mlx import cells as kernels  # noqa: E402
-from minfer.ops import HALF, INTERLEAVED, PAIRINGS  # noqa: E402
-from minfer.reference.dense import rotated  # noqa: E402
+from minfer.ops import HALF, INTERLEAVED  # noqa: E402
 
 pytestmark = pytest.mark.skipif(under_test.device != "metal", reason="runs by --on metal")
 
@@ -57,112 +53,7 @@ def planes_of(region: Region) -> list[np.ndarray]:
     return [backend.to_host(plane).view(np.uint8) for plane in region.arrays]
 
 
-def bits(array: Any) -> np.ndarray:
-    return backend.to_host(array).view(np.int32)
-
-
-def angles(n_pos: int, half: int) -> tuple[np.ndarray, np.ndarray]:
-    at = np.arange(n_pos)[:, None] * 10.0 ** -np.linspace(0, 4, half)
-    return np.cos(at).astype(np.float32), np.sin(at).astype(np.float32)
-
-
 # -- stores ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fmt", "n_head_kv", "d"),
-    [(KvFormat.F16, 3, 5), (KvFormat.Q8_0, 1, 32), (KvFormat.Q8_0, 3, 96)],
-)
-@pytest.mark.parametrize("op", ["store_cells", "qkv_rope_store", "map_q8_0_cells"])
-def test_padding_becomes_zero(fmt: KvFormat, n_head_kv: int, d: int, op: str) -> None:
-    k, v = (dirty_region(fmt, 2, n_head_kv, d) for _ in range(2))
-    rows, cells, table = rows_of(1, n_head_kv, d), np.array([1]), np.ones((1, d // 2), np.float32)
-    if op == "store_cells":
-        for region in (k, v):
-            kernels.store_cells_rows(region, rows, cells, fmt=fmt, config={})
-    elif op == "qkv_rope_store":
-        kernels.qkv_rope_store_rows(
-            rows, rows, rows, k, v, [0], cells, table, table, fmt=fmt, pairing=HALF, config={}
-        )
-    elif fmt is not KvFormat.Q8_0:
-        pytest.skip("turns are of q8_0 cells")
-    else:
-        for region in (k, v):
-            kernels.map_q8_0_cells_rows(region, cells, table, table, pairing=HALF, config={})
-    for region in (k, v):
-        padding = planes_of(region)[-1][:, -2:]
-        assert padding.tolist() == [[DIRTY, DIRTY], [0, 0]]
-
-
-def f16_through_a_cell(values: np.ndarray) -> np.ndarray:
-    """The f16 bits that a store makes of f32 values."""
-    region = backend.empty_region(KvFormat.F16, 1, 1, values.size)
-    kernels.store_cells_rows(region, values[None, None], [0], fmt=KvFormat.F16, config={})
-    return bytes_of(region).view(np.uint16)[0, : values.size]
-
-
-def test_a_nan_keeps_its_sign_and_the_front_of_its_payload() -> None:
-    given = np.arange(1 << 16, dtype=np.uint16)
-    values = given.view(np.float16)
-    quiet = np.where(np.isnan(values), given | 0x200, given)
-    assert (f16_through_a_cell(values.astype(np.float32)) == quiet).all()
-    payloads = np.array([0x7F800001, 0xFF800001, 0x7FBFE000, 0xFFFFFFFF], np.uint32)
-    found = f16_through_a_cell(payloads.view(np.float32)).tolist()
-    assert found == [0x7E00, 0xFE00, 0x7FFF, 0xFFFF]
-
-
-def in_one_product(*parts: np.ndarray) -> list[Any]:
-    """Rows [n, heads, d] as column slices of one array."""
-    n, d = len(parts[0]), parts[0].shape[2]
-    product = mx.array(np.concatenate([part.reshape(n, -1) for part in parts], axis=1))
-    ends = np.cumsum([0, *(part.shape[1] * d for part in parts)])
-    return [product[:, a:b].reshape(n, -1, d) for a, b in itertools.pairwise(ends.tolist())]
-
-
-@pytest.mark.parametrize("pairing", PAIRINGS)
-@pytest.mark.parametrize(
-    ("fmt", "n_head", "n_head_kv", "d", "half"),
-    [
-        (KvFormat.F32, 3, 1, 5, 2),
-        (KvFormat.F32, 9, 3, 64, 32),
-        (KvFormat.F16, 3, 3, 7, 3),
-        (KvFormat.F16, 5, 5, 128, 24),
-        (KvFormat.Q8_0, 9, 3, 64, 32),
-        (KvFormat.Q8_0, 6, 1, 96, 20),
-        (KvFormat.Q8_0, 17, 17, 32, 16),
-    ],
-    ids=str,
-)
-def test_qkv_rope_store_is_rope_and_two_stores(
-    fmt: KvFormat, n_head: int, n_head_kv: int, d: int, half: int, pairing: str
-) -> None:
-    n = 4
-    q, k, v = (rows_of(n, h, d, i) for i, h in enumerate((n_head, n_head_kv, n_head_kv)))
-    k[0, 0, :4], k[1, 0, -2:] = [-0.0, 0.0, 1e-30, 6e4], [-0.0, -1.0]
-    if 2 * half < d:
-        k[2, 0, -1] = np.inf  # does not turn, so stays what it is
-    rng = np.random.default_rng(3)
-    positions = rng.integers(0, 8, n).astype(np.int32)
-    cells = rng.permutation(23)[:n].astype(np.int32)
-    cos, sin = angles(8, half)
-    c, s = cos[positions][:, None], sin[positions][:, None]
-    turned = [rotated(x, c, s, pairing) for x in (q, k)]
-    tables = [mx.array(x) for x in (positions, cells, cos, sin)]
-    for given, places in (
-        ((q, k, v), (positions, cells, cos, sin)),
-        (in_one_product(q, k, v), tables),
-    ):
-        regions = [dirty_region(fmt, 23, n_head_kv, d) for _ in range(2)]
-        out, *returned = kernels.qkv_rope_store_rows(
-            *given, *regions, *places, fmt=fmt, pairing=pairing, config={}
-        )
-        assert (bits(out) == turned[0].view(np.int32)).all()
-        assert returned[0] is regions[0] and returned[1] is regions[1]
-        for region, rows in zip(regions, (turned[1], v), strict=True):
-            wanted = reference.encode_rows(rows.reshape(n, -1), fmt)
-            assert (bytes_of(region)[cells] == wanted).all()
-            for plane in planes_of(region):
-                assert (np.delete(plane, cells, axis=0) == DIRTY).all()
 
 
 def test_rows_that_lie_in_steps_are_stored_and_quantized() -> None:
@@ -338,53 +229,3 @@ def test_who_else_holds_the_planes_keeps_them_as_they_were(fmt: KvFormat) -> Non
         assert any((a != b).any() for a, b in zip(planes_of(region), before, strict=True))
         for other, was in zip(others, before, strict=True):
             assert (backend.to_host(other).view(np.uint8) == was).all()
-
-
-# -- refusals -------------------------------------------------------------------------------------
-
-FIRST, TABLE = np.zeros(2, np.int32), np.ones((1, 4), np.float32)
-ROWS = rows_of(2, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("change", "rule", "message"),
-    [
-        ({"cells": np.array([0, 9])}, "2.5", "cell 9 of row 1 is outside"),
-        ({"v": ROWS[:1]}, "10", "v [1, 2, 8] for 2 cells of this region must be [2, 2, 8]"),
-        ({"k": ROWS[:, :1]}, "10", "k [2, 1, 8] for 2 cells of this region must be [2, 2, 8]"),
-        ({"q": ROWS[..., :4]}, "10", "q [2, 2, 4] must be [2, n_head, 8]"),
-        ({"q": mx.array(ROWS).astype(mx.float16)}, "4.2", "q must be float32, not float16"),
-        ({"positions": np.array([0, 1])}, "7.5", "position 1 of row 1 is not in the rope table of"),
-        ({"positions": np.array([0])}, "10", "1 positions do not fit rows [2, 2, 8]"),
-        (
-            {"q": rows_of(3, 2, 8), "positions": [0, 0, 0]},
-            "10",
-            "3 positions do not fit rows [2, 2",
-        ),
-        ({"positions": mx.zeros(2)}, "10", "positions must be whole numbers (int32), not float32"),
-        ({"cos": np.ones((1, 5), np.float32)}, "10", "tables [1, 5] and [1, 4]"),
-        ({"pairing": "neox"}, "5.7", "'neox' is neither half nor interleaved"),
-    ],
-)
-def test_a_refused_rope_and_store_changes_no_byte(
-    change: dict[str, Any], rule: str, message: str
-) -> None:
-    region = dirty_region(KvFormat.F16, 4, 2, 8)
-    how = {"q": ROWS, "k": ROWS, "v": ROWS, "k_region": region, "v_region": region}
-    how |= {"positions": FIRST, "cells": np.array([0, 1]), "cos": TABLE, "sin": TABLE}
-    how |= {"fmt": KvFormat.F16, "pairing": HALF, **change}
-    with pytest.raises(Refusal) as caught:
-        kernels.qkv_rope_store_rows(**how, config={})
-    assert caught.value.rule == rule and message in caught.value.message
-    assert all((plane == DIRTY).all() for plane in planes_of(region))
-
-
-def test_cells_are_those_of_the_smaller_region() -> None:
-    large, small = (dirty_region(KvFormat.F16, n, 2, 8) for n in (4, 1))
-    for k, v in ((large, small), (small, large)):
-        with pytest.raises(Refusal, match="cell 1 of row 1 is outside the region of 1 cells"):
-            kernels.qkv_rope_store_rows(
-                *(ROWS, ROWS, ROWS, k, v, FIRST, [0, 1], TABLE, TABLE),
-                fmt=KvFormat.F16, pairing=HALF, config={},
-            )  # fmt: skip
-    assert all((plane == DIRTY).all() for region in (large, small) for plane in planes_of(region))

@@ -14,7 +14,7 @@ import under_test
 mx = pytest.importorskip("mlx.core")
 
 from arrays import normal  # noqa: E402
-from under_test import same_bits  # noqa: E402
+from under_test import apart, same_bits  # noqa: E402
 
 from minfer import kernels_mlx as backend  # noqa: E402
 from minfer import reference  # noqa: E402
@@ -38,13 +38,6 @@ def product(name: str, fmt: KvFormat, weight: np.ndarray, x: Any) -> np.ndarray:
     """The product of a weight in `fmt` and rows, numpy or of mlx."""
     x = backend.from_host(x) if isinstance(x, np.ndarray) else x
     return backend.to_host(PRODUCTS[name][fmt](backend.from_host(weight), x, fmt=fmt, config={}))
-
-
-def slices(x: np.ndarray, shift: int, extra: int) -> Any:
-    """The rows of x as a slice of columns of a wider array, `shift` columns in."""
-    wide = np.full((len(x), shift + x.shape[1] + extra), np.nan, np.float32)
-    wide[:, shift : shift + x.shape[1]] = x
-    return backend.from_host(wide)[:, shift : shift + x.shape[1]]
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -81,38 +74,6 @@ def test_rope_turns_heads_across_strips_to_the_bit(pairing: str, n_head: int, d:
     out = backend.to_host(dense.rope_rows(x, at, cos, sin, pairing=pairing, config={}))
     wanted = reference.dense.rotated(x, cos[at][:, None], sin[at][:, None], pairing)
     assert same_bits(out, wanted)
-
-
-@pytest.mark.parametrize(("shift", "extra"), [(0, 16), (16, 0), (3, 5)])
-@pytest.mark.parametrize("m", [48, 577])
-def test_steps_read_slices(m: int, shift: int, extra: int) -> None:
-    x, y, weight = normal(5, m), normal(5, m, seed=1), normal(m, seed=2)
-    near, far = (x, y), (slices(x, shift, extra), slices(y, extra, shift + 1))
-    pairs = [
-        [launch(*rows, config={}) for rows in (near, far)]
-        for launch in (dense.silu_mul_rows, dense.gelu_mul_rows, dense.add_rows)
-    ]
-    pairs += [
-        [launch(rows[0], **how, config={}) for rows in (near, far)]
-        for launch, how in (
-            (dense.rms_norm_rows, {"weight": weight, "eps": 1e-5}),
-            (dense.scale_rows, {"factor": 3.0}),
-            (dense.softcap_rows, {"cap": 2.0}),
-        )
-    ]
-    for contiguous, sliced in pairs:
-        assert same_bits(backend.to_host(contiguous), backend.to_host(sliced))
-
-
-def test_rope_reads_heads_of_slices() -> None:
-    x, table, at = normal(5, 48), normal(7, 8), np.arange(5, dtype=np.int32)
-    near, far = (
-        backend.to_host(
-            dense.rope_rows(rows.reshape(5, 3, 16), at, table, table, pairing="half", config={})
-        )
-        for rows in (backend.from_host(x), slices(x, 16, 32))
-    )
-    assert same_bits(near, far)
 
 
 def test_rows_of_activations_are_taken_by_number() -> None:
@@ -154,7 +115,7 @@ def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("shift", "extra"), [(0, 32), (16, 16), (3, 5)])
 def test_products_read_slices(name: str, fmt: KvFormat, n: int, shift: int, extra: int) -> None:
     weight, x = reference.encode_weight(normal(9, 96), fmt), normal(n, 96, seed=1)
-    found = product(name, fmt, weight, slices(x, shift, extra))
+    found = product(name, fmt, weight, apart(x, shift, extra))
     assert same_bits(found, product(name, fmt, weight, x))
 
 
@@ -174,8 +135,8 @@ def test_sums_are_fma_chains_in_k_order(name: str, fmt: KvFormat, n_in: int) -> 
     if mx.metal.is_available():  # a GPU adds lanes in an order of its own
         assert np.allclose(found, sum(lanes), rtol=0, atol=1e-4)
         return
-    for apart in (16, 8, 4, 2, 1):
-        lanes = [lanes[i] + lanes[i + apart] for i in range(apart)]
+    for distance in (16, 8, 4, 2, 1):
+        lanes = [lanes[i] + lanes[i + distance] for i in range(distance)]
     assert same_bits(found, lanes[0])
 
 

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from arrays import normal  # noqa: E402
 from test_cells_triton import GPU, needs_triton  # noqa: E402
+from under_test import apart  # noqa: E402
 
 from minfer import kernels_triton as backend  # noqa: E402
 from minfer import reference  # noqa: E402
@@ -41,13 +42,6 @@ def product(
     config = {} if fmt is Q8_0 else {"activations": activations}
     out = PRODUCTS[name][fmt](backend.from_host(weight), x, fmt=fmt, config=config)
     return backend.to_host(out)
-
-
-def apart(x: np.ndarray, shift: int, extra: int) -> Any:
-    """The rows of x as a slice of columns of a wider tensor, `shift` columns in."""
-    wide = np.full((len(x), shift + x.shape[1] + extra), np.nan, np.float32)
-    wide[:, shift : shift + x.shape[1]] = x
-    return backend.from_host(wide)[:, shift : shift + x.shape[1]]
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -134,38 +128,6 @@ def test_the_interpreter_says_that_it_has_no_bf16(name: str) -> None:
 
 
 # -- rows -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("shift", "extra"), [(0, 16), (16, 0), (3, 5)])
-@pytest.mark.parametrize("m", [48, 577])
-def test_steps_read_rows_that_lie_apart(m: int, shift: int, extra: int) -> None:
-    x, y, weight = normal(5, m), normal(5, m, seed=1), backend.from_host(normal(m, seed=2))
-    near = (backend.from_host(x), backend.from_host(y))
-    far = (apart(x, shift, extra), apart(y, extra, shift + 1))
-    pairs = [
-        [launch(*rows, config={}) for rows in (near, far)]
-        for launch in (dense.silu_mul_rows, dense.gelu_mul_rows, dense.add_rows)
-    ]
-    pairs += [
-        [launch(rows[0], **how, config={}) for rows in (near, far)]
-        for launch, how in (
-            (dense.rms_norm_rows, {"weight": weight, "eps": 1e-5}),
-            (dense.scale_rows, {"factor": 3.0}),
-            (dense.softcap_rows, {"cap": 2.0}),
-        )
-    ]
-    for contiguous, slices in pairs:
-        assert slices.is_contiguous() and torch.equal(contiguous, slices)
-
-
-def test_rope_reads_heads_of_rows_that_lie_apart() -> None:
-    x, table = normal(5, 48), backend.from_host(normal(7, 8))
-    at = backend.from_host(np.arange(5, dtype=np.int32))
-    out = [
-        dense.rope_rows(rows.unflatten(1, (3, 16)), at, table, table, pairing="half", config={})
-        for rows in (backend.from_host(x), apart(x, 16, 32))
-    ]
-    assert out[0].shape == (5, 3, 16) and torch.equal(*out)
 
 
 def test_rows_of_activations_are_taken_by_number() -> None:
