@@ -22,7 +22,7 @@ LAYERS = (
     ("errors", "settings", "format", "planes", "window", "memory"),
     ("ops", "rope", "timing", "reference", "cases"),
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
-    ("device", "receipt", "registry"),
+    ("device", "offload", "receipt", "registry"),
     ("kv",),
     ("functional", "graph", "testing"),
     ("models",),

@@ -201,7 +201,7 @@ def test_a_device_that_answers_no_more_loses_the_store(monkeypatch: pytest.Monke
     store, gone = make_store(), []
     store.reserve(1, 8)
     fake = SimpleNamespace(**{**vars(store.kernels), "to_host": lambda array: gone and 1 / 0})
-    monkeypatch.setattr(store._arena, "kernels", fake)
+    monkeypatch.setitem(vars(store.stretches[0]), "kernels", fake)
     for dead in (False, True):
         gone[:] = [dead] * dead
         with pytest.raises(RuntimeError, match="illegal address"), store.step(BATCH):
@@ -225,7 +225,7 @@ def test_a_device_that_answers_no_more_loses_the_store(monkeypatch: pytest.Monke
 def test_a_refusal_in_a_step_does_not_ask_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(sanitize=False)  # the sanitizer wipes cells, by kernels
     store.reserve(1, 8)
-    monkeypatch.setattr(store._arena, "kernels", None)
+    monkeypatch.setitem(vars(store.stretches[0]), "kernels", None)
     with pytest.raises(Refusal, match="unwritten"), store.step(BATCH):
         pass
     assert store.written(1) == 0
