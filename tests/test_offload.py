@@ -146,6 +146,20 @@ def test_a_model_asks_each_memory_for_its_layers(
     assert all(what.endswith((f" on {name}", "needs", "free")) for what in error.facts)
 
 
+def test_formats_side_by_side_have_to_fit_together(
+    call: Any, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 cells in f32 take 19.5 MiB, in f16 half of that: each fits, both do not."""
+    (tmp_path / "text").write_text("the cat")
+    monkeypatch.setattr(memory, "free_bytes", lambda: 92 * MIB)
+    command = ("ppl", tiny_gguf, tmp_path / "text", "--n-ctx", 20_000, "--compare", "q8_0,f32,f16")
+    for device in ("cpu", "cpu:1,cpu:1"):
+        done = call(*command, "--device", device)
+        assert (done.code, done.out) == (2, "")
+        parts = "f32 KV cache of 20000 cells 19.5 MiB, f16 KV cache of 20000 cells 9.8 MiB"
+        assert f"needs 93.3 MiB ({parts}), 92.0 MiB free" in done.err
+
+
 # --- weights --------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import planes as planes_package
 import pytest
 from stores import FORMATS
 from tiny_models import ARCHITECTURES, write_tiny_gguf
@@ -193,6 +194,32 @@ def test_receipts_name_the_device_of_every_op(model: Path, planes: str) -> None:
     alone = load(model, f"{planes}:4")
     decoded(alone)
     assert {r.device for r in alone.receipts()} == {planes}
+
+
+def test_logits_come_to_the_host_from_the_last_device(
+    model: Path, planes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[Any] = []
+
+    def to_host(array: Any) -> Any:
+        brought.append(array.shape)
+        return np.asarray(array)
+
+    monkeypatch.setattr(planes_package, "to_host", to_host)
+    for device, wanted in ((f"{planes}:2,cpu:2", (3, 64)), (f"cpu:2,{planes}:2", (1, 289))):
+        engine = load(model, device)
+        engine.store.reserve(0, 4)
+        brought.clear()
+        engine.prefill([5, 6, 7])
+        assert brought == [wanted], device
+
+
+def test_a_stretch_holds_the_rotary_tables_of_its_layers(model: Path) -> None:
+    engine = load(model, "cpu:1,cpu:2,cpu:1")
+    hp = engine.hp
+    wanted = [{hp.rope_of(layer) for layer in layers} for layers in ([0], [1, 2], [3])]
+    assert [set(tables) for tables in engine._graphs._tables] == wanted
+    assert len(wanted[1]) == len(hp.ropes)
 
 
 @pytest.mark.parametrize(

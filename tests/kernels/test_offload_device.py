@@ -90,12 +90,24 @@ def test_rows_for_several_devices_come_from_the_host(device: str) -> None:
     away = Device.parse(under_test.device).package().from_host(rows)
     before = store.digest(), store.generation
     for pair in ((away, rows), (rows, away), (away, away)):
-        with pytest.raises(Refusal, match=r"[kv] is a .*; give a numpy array$"):
+        with pytest.raises(Refusal, match=r"[kv] is a .*; give a numpy array \("):
             store.import_rows(1, *pair)
     assert (store.digest(), store.generation) == before
     store.import_rows(1, rows, -rows)
     for layer in range(2):
         assert np.array_equal(store.export(1, layer, "v"), -rows[layer])
+
+
+@pytest.mark.parametrize("device", PLANS)
+def test_the_sanitizer_names_the_kernel_of_the_layer(tiny: Path, device: str) -> None:
+    engine = Engine.load(tiny, device=device, cache_type="f32", n_ctx=8, sanitize=True)
+    store, kernels = engine.store, engine.store.stretch_of(1).kernels
+    store.reserve(0, 6)
+    engine.prefill(PROMPT[:2])
+    kernels.clear_cells(store.region(1)[0], np.array([1], np.int32), np.nan)
+    with pytest.raises(Refusal, match=r"attention of layer 1 .*K cell 1") as caught:
+        engine.decode(9)
+    assert caught.value.facts["file"].startswith(kernels.__name__.replace(".", "/"))
 
 
 def test_the_command_line_takes_such_a_plan(tiny: Path, call: Any) -> None:
