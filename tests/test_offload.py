@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,12 @@ def test_commands_take_plans(call: Any, tiny_gguf: Path, tmp_path: Path) -> None
         assert "cpu:10,cuda:20" in call(command[0], "--help").out
     done = call("explain", "attn_map", "--device", "cpu:1,cpu:1")
     assert done.code == 2 and "invalid choice: 'cpu:1,cpu:1'" in done.err
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "offload.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(example, "offload.md", "exec"), found)
+    assert capsys.readouterr().out == "cpu [0]\ncpu [1, 2]\n"
+    assert (found["out"].shape, found["store"].written(1)) == ((5, 2, 64), 5)

@@ -25,12 +25,10 @@ Turn = tuple[Floats, Floats]
 def cache_needs(
     stretches: Sequence[Stretch], fmt: KvFormat, n_ctx: int, n_head_kv: int, head_dim: int
 ) -> list[Need]:
-    """What the regions of an arena take on each device (contract 3.5), before one is made."""
-    what, layer = (
-        f"{fmt} KV cache of {n_ctx} cells",
-        2 * n_ctx * cell_bytes(fmt, n_head_kv * head_dim),
-    )
-    return [Need(s.device, what, len(s.layers) * layer) for s in stretches]
+    """What the regions of an arena take, stretch by stretch (contract 3.5), before one is made."""
+    layer = 2 * n_ctx * cell_bytes(fmt, n_head_kv * head_dim)
+    what = f"{fmt} KV cache of {n_ctx} cells"
+    return [Need(stretch.device, what, len(stretch.layers) * layer) for stretch in stretches]
 
 
 class Arena:

@@ -139,7 +139,7 @@ class KvStore(Sequences):
 
     def stretch_of(self, layer: int) -> Stretch:
         """The stretch that `layer` lies in."""
-        return self._arena.by_layer[layer]
+        return self._arena.by_layer[self.checked_layer(layer)]
 
     @property
     def pool_generation(self) -> int:
