@@ -43,7 +43,7 @@ def write_rows(store: KvStore, seq: int, t: int, n: int, last: LastRow | None = 
     """Rows [t, t + n) of `seq`, which depend on these numbers alone."""
     shape = (n, store.n_head_kv, store.head_dim)
     rng = np.random.default_rng([seq, t, n])
-    with store.step(Batch([seq] * n, range(t, t + n), "decode")) as step:
+    with store.step(Batch([seq] * n, range(t, t + n), "prefill")) as step:
         for layer in range(store.n_layer):
             k, v = (rng.standard_normal(shape, dtype=np.float32) for _ in "kv")
             step.write(layer, k=k, v=v)
@@ -52,8 +52,14 @@ def write_rows(store: KvStore, seq: int, t: int, n: int, last: LastRow | None = 
 
 
 def small_store(fmt: str, **how: Any) -> KvStore:
-    """A donor, two sharers, an orphan, a sequence without rows, and gaps; two last rows kept."""
+    """What `fill` puts into an empty one."""
     store = empty_store(fmt, **how)
+    fill(store)
+    return store
+
+
+def fill(store: KvStore) -> None:
+    """A donor, two sharers, an orphan, a sequence without rows, and gaps; two last rows kept."""
     for seq, cap in ((1, 5), (2, 4), (7, 1), (3, 3), (4, 2), (5, 4), (6, 2)):
         store.reserve(seq, cap)
     write_rows(store, 1, 0, 4, LastRow(17, "decode", 2**64 - 3))
@@ -65,7 +71,6 @@ def small_store(fmt: str, **how: Any) -> KvStore:
     write_rows(store, 6, 2, 1, LastRow(0, "prefill", 0))
     store.release(5)
     store.release(7)
-    return store
 
 
 @dataclass
