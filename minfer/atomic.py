@@ -83,9 +83,12 @@ def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
 
 def checked(path: str | Path, size: int = 0) -> Path:
     """Where a file of `size` bytes can be put, links followed; refused where it cannot."""
-    target = Path(os.path.realpath(path))
+    has_zero = "\0" in str(path)
+    target = Path(os.path.realpath("" if has_zero else path))
     folder, why = target.parent, ""
-    if not folder.is_dir():
+    if has_zero:
+        why = "its name has a zero byte; give another name"
+    elif not folder.is_dir():
         why = f"{folder} is no folder; make it first"
     elif target.exists() and not target.is_file():
         why = "it is no regular file; give another name"
