@@ -67,12 +67,9 @@ def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
     _remove_left(target)
     name = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        part = Part(name, target)
-        try:
+        with contextlib.closing(Part(name, target)) as part:
             yield part
             part.finish()
-        finally:
-            part.close()
         os.replace(name, target)  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):

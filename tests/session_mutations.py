@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -153,7 +154,10 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
     In most of them counts, sizes and derived tables follow the change, so that later checks see it.
     """
-    parts = Parts.of(data)
+    try:
+        parts = Parts.of(data)
+    except (struct.error, ValueError):  # what no parts can be made out in
+        return _raw(data, rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         rng.choice(MUTATIONS)(parts, rng)
     how = rng.random()
@@ -278,7 +282,7 @@ def _row_sizes(parts: Parts, rng: random.Random) -> None:
 
 def _raw(data: bytes, rng: random.Random) -> bytes:
     """Bytes changed, put in, or left out, wherever they are."""
-    at, some = rng.randrange(len(data)), rng.randbytes(rng.choice((1, 4, 16)))
+    at, some = rng.randrange(len(data) + 1), rng.randbytes(rng.choice((1, 4, 16)))
     end = at + rng.choice((0, 1, len(some)))
     changed = data[:at] + some + data[end:]
     return checksummed(changed[:-16]) if rng.random() < 0.5 else changed
@@ -320,6 +324,7 @@ class Target:
         self.store = small_store(fmt, sanitize=True)
         identity = self.store.identity()
         self.store.identity = lambda: identity
+        self.folder = folder
         self._file, self._again = folder / f"{fmt}.kv", folder / f"{fmt}-again.kv"
         self.store.save(self._file, b'{"host": "of the small store"}')
         self.base = self._file.read_bytes()

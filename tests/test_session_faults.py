@@ -9,9 +9,11 @@ import stat
 import time
 from collections import namedtuple
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
+from interrupts import interrupted_at
 from refusals import refused, state
 from session_faults import Disk, Event, after_power_loss
 from session_mutations import empty_store, small_store, write_rows
@@ -98,6 +100,28 @@ def test_every_step_that_fails(
         assert state(newer) == store_before
     newer.save(path, NEW)
     assert path.read_bytes() == before
+
+
+def is_interrupted(line: int, call: Callable[[], object]) -> bool:
+    """Whether the call reached that many lines of minfer; what it held is gone afterwards."""
+    try:
+        with interrupted_at(line, inside="/minfer/"):
+            call()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_an_interrupt_at_any_line_of_a_save(path: Path, newer: KvStore) -> None:
+    old, before, seen = path.read_bytes(), state(newer), set()
+    for line in count(1):
+        path.write_bytes(old)
+        if not is_interrupted(line, lambda: newer.save(path, NEW)):
+            break
+        seen.add(held(path))
+        assert left(path) == []
+        assert state(newer) == before
+    assert seen == {OLD, NEW} and line > 300
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
