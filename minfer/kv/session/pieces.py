@@ -32,7 +32,7 @@ def pieces(n_layer: int, written: Sequence[range], cell_bytes: int) -> Iterator[
     written: the cells with rows, ascending. A piece has `PIECE_BYTES` at most, or one row.
     """
     groups = list(_groups(written, max(1, PIECE_BYTES // cell_bytes)))
-    for layer in range(n_layer):
+    for layer in range(n_layer if groups else 0):
         for which in range(2):
             for cells in groups:
                 yield Piece(layer, which, cells)

@@ -58,6 +58,12 @@ class SessionFile:
 
     def verify(self) -> None:
         """Read the whole file and compare its checksum; raises Damaged if it is another one."""
+        try:
+            self._verify()
+        except EOFError:
+            raise self._changed() from None
+
+    def _verify(self) -> None:
         hashed = Hashed(self._file)
         if parse(hashed.take(HEADER.size), self.size, self.where) != self.header:
             raise self._changed()
