@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph", "testing"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "generation", "engine", "perplexity"),
+    ("loading", "prompts", "generation", "engine", "chat", "perplexity"),
     ("commands",),
     ("cli",),
     ("__main__",),
