@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from minfer import generation
+from minfer import generation, resuming
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import Floats, KvFormat
@@ -17,12 +18,14 @@ from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
 from minfer.models import chat_prompt
+from minfer.models.fingerprint import full
 from minfer.models.graphs import ModelGraphs
 from minfer.models.sampling import Sampler, Sampling
 from minfer.models.text_stream import TextStream
 from minfer.ops import DECODE, F32, PREFILL
 from minfer.prompts import checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
+from minfer.resuming import Accept, Resumed
 from minfer.timing import Timing
 
 WARM_UP_SEQ = INT32_MAX
@@ -48,6 +51,7 @@ class Engine:
             activations=loaded.activations,
             replay=loaded.replay,
         )
+        self.store.identity = cache(partial(resuming.identity_of, loaded))
 
     @classmethod
     def load(
@@ -92,6 +96,22 @@ class Engine:
         )
         return cls(loaded)
 
+    def save(self, path: str | Path, host: Mapping[str, Any] | None = None) -> None:
+        """Write a session file: every sequence, with `host`, what JSON can hold (contract 8).
+
+        Atomic: `path` is the old file or the new one. Refused: a host that is no plain JSON, and
+        what `KvStore.save` refuses.
+        """
+        resuming.save(self, path, host)
+
+    def resume(self, path: str | Path, accept: Accept | None = None) -> Resumed:
+        """Hold what a session file holds, instead of all that is held now; nothing is computed.
+
+        accept: is shown the host's state of a sound file, and may refuse it by raising. Refuses
+        what `KvStore.load` refuses, saying what differs and what to do; nothing has changed then.
+        """
+        return resuming.resume(self, path, accept)
+
     def with_cache(self, cache_type: str | KvFormat, n_ctx: int | None = None) -> Engine:
         """Another engine over the same weights, with an empty cache of its own."""
         return Engine(self._loaded.with_cache(cache_type, n_ctx))
@@ -117,6 +137,11 @@ class Engine:
     @property
     def n_vocab(self) -> int:
         return self.hp.n_vocab
+
+    @cached_property
+    def model_hash(self) -> str:
+        """xxh3 of all weights in the model's file, which it reads once."""
+        return full(self._loaded.file).hex()
 
     @property
     def graphs_built(self) -> int:
@@ -151,7 +176,9 @@ class Engine:
         with self.store.step(batch) as step:
             graph = self._graphs.of(step.inputs, len(rows))
             inputs = fill_batch_inputs(graph, step.inputs, batch.tokens, rows, self.store.n_ctx)
-            return self._graphs.run(graph, inputs, step)
+            logits = self._graphs.run(graph, inputs, step)
+            step.lasts = resuming.last_rows(batch, rows, logits)
+            return logits
 
     def prefill(self, tokens: Sequence[int], seq: int = 0, chunk: int = PREFILL_CHUNK) -> Floats:
         """Feed a prompt to `seq` from its end on, in chunks; the last token's logits [n_vocab].

@@ -13,6 +13,7 @@ from minfer import memory, rope, settings
 from minfer.device import Device, DeviceKind
 from minfer.errors import Refusal
 from minfer.format import KvFormat
+from minfer.graph.weight import Weight
 from minfer.kv.checks import thread_count, whole_number
 from minfer.kv.store import KvStore
 from minfer.models import gguf
@@ -40,6 +41,17 @@ class LoadedModel:
     store: KvStore
     activations: str
     replay: bool
+
+    @property
+    def weight_formats(self) -> tuple[KvFormat, ...]:
+        """The formats of its matrices, each once."""
+        parts = (
+            w
+            for held in self.weights.values()
+            for w in (held if isinstance(held, tuple) else (held,))
+        )
+        found = {weight.fmt for weight in parts if isinstance(weight, Weight)}
+        return tuple(sorted(found, key=str))
 
     def with_cache(self, cache_type: str | KvFormat, n_ctx: int | None) -> LoadedModel:
         """The same weights beside an empty store of another format or size."""

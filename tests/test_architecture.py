@@ -19,15 +19,15 @@ PACKAGE = ROOT / "minfer"
 
 # From the ground up: a module imports its own layer and those before it.
 LAYERS = (
-    ("errors", "settings", "format", "planes", "window", "memory"),
+    ("errors", "settings", "format", "planes", "window", "memory", "atomic"),
     ("ops", "rope", "timing", "reference", "cases"),
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
-    ("device", "receipt", "registry"),
+    ("device", "receipt", "registry", "numerics"),
     ("kv",),
     ("functional", "graph", "testing"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "generation", "engine", "chat", "perplexity"),
+    ("loading", "prompts", "generation", "resuming", "engine", "chat", "perplexity"),
     ("commands",),
     ("cli",),
     ("__main__",),

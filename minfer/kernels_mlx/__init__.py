@@ -24,6 +24,8 @@ from minfer.planes import LAYOUT
 
 __all__ = ["LAYOUT", "MetalKernel"]
 
+# of `environment`, what the bits of answers depend on
+NUMERIC = ("mlx", "architecture", "device_name", "runs in")
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
 

@@ -17,6 +17,7 @@ from minfer.memory import zeroed
 from minfer.ops.cell_arguments import check_bytes, check_fill
 
 LAYOUT = "canonical"
+NUMERIC = ("numba", "llvmlite", "isa")  # of `environment`, what the bits of answers depend on
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
 

@@ -27,6 +27,7 @@ from minfer.planes import LAYOUT
 
 __all__ = ["LAYOUT"]
 
+NUMERIC = ("triton", "torch", "cuda", "gpu", "runs in")  # of `environment`, what bits depend on
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
 

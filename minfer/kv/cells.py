@@ -7,9 +7,9 @@ so, and `commit` makes the rows of a step readable. Nothing else changes a table
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
@@ -20,6 +20,7 @@ from minfer.kv.readers import Readers
 from minfer.kv.runs import (
     Counts,
     Entry,
+    LastRow,
     Run,
     Slot,
     Stats,
@@ -33,6 +34,7 @@ from minfer.window import CellSpan
 
 if TYPE_CHECKING:
     from minfer.kv.plan import Plan
+    from minfer.kv.session.tables import Tables
 
 
 class CellTables:
@@ -78,6 +80,19 @@ class CellTables:
         self.counts = change.counts
         self.generation += 1
 
+    def replace(self, held: Tables | None) -> None:
+        """Hold these tables instead of the present ones; None for nothing at all (8.2)."""
+        self.refuse_while_open("load")
+        runs, entries = (held.runs, held.entries) if held else ({}, {})
+        free, readers = FreeCells(self.n_ctx), Readers()
+        for run in runs.values():
+            free.take(run.start, run.cap)
+        for entry in entries.values():
+            readers.replace(None, entry.share)
+        self.runs, self.entries, self.free, self.readers = dict(runs), dict(entries), free, readers
+        self.counts, self.next_run = (held.counts, held.next_run) if held else (Counts(), 0)
+        self.generation += 1
+
     def open(self, plan: Plan) -> None:
         """The step of `plan` is open, its beginning installed."""
         self._open = plan
@@ -96,12 +111,17 @@ class CellTables:
         said = (str(error).splitlines() or [""])[0]
         self._broken = f"the store is lost: {type(error).__name__}: {said}; {why}"
 
-    def commit(self, plan: Plan) -> None:
-        """End the open step well: its rows become readable."""
+    def commit(self, plan: Plan, lasts: Mapping[int, LastRow] | None = None) -> None:
+        """End the open step well: its rows become readable.
+
+        lasts: by sequence, what made the last row of its group.
+        """
         if not self.is_open(plan):
             raise Refusal("5.5", "this plan is not the open step of the store; open it first")
         self._open = None
         for group, entry in zip(plan.groups, plan.after, strict=True):
+            if entry.written == group.t + group.n:  # its last row is the sequence's
+                entry = replace(entry, last=(lasts or {}).get(group.seq))
             self.entries[group.seq] = entry
         self.generation += 1
 

@@ -57,13 +57,15 @@ def make_plan(tables: CellTables, batch: Batch) -> Plan:
         entry = draft.entry(group.seq)
         run = draft.run(entry.run)
         cells.append(store_cells_of(group, entry, run))
-        after.append(replace(entry, written=max(entry.written, group.t + group.n)))
+        end = max(entry.written, group.t + group.n)
+        after.append(replace(entry, written=end, last=None))
         named = {run.id: run}
         if entry.share is not None:
             named[entry.share.run] = draft.run(entry.share.run)
         spans.append(span_list(entry, named))
     for group in batch.groups:
-        draft.put(group.seq, replace(draft.entry(group.seq), written=group.t))
+        entry = draft.entry(group.seq)
+        draft.put(group.seq, entry.with_rows(group.t, entry.share))
     return Plan(
         begin=draft.done(),
         kind=batch.kind,

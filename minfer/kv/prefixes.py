@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from minfer.errors import Refusal
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change, Draft
@@ -28,7 +26,7 @@ def share(tables: CellTables, src: int, dst: int, rows: int) -> Change:
             {"src": src, "dst": dst, "rows": rows, "most": most},
         )
     _refuse_unless_empty(draft, "5.4", dst, entry)
-    draft.put(dst, replace(entry, written=rows, share=Share(root, rows)))
+    draft.put(dst, entry.with_rows(rows, Share(root, rows)))
     return draft.done()
 
 
@@ -67,7 +65,7 @@ def copy(tables: CellTables, src: int, dst: int, rows: int) -> Change:
             draft.move(run.id, cell, run.start + first - held, last - first)
         position += len(cells)
     if rows > held:
-        draft.put(dst, replace(entry, written=rows))
+        draft.put(dst, entry.with_rows(rows, entry.share))
         draft.count(rows_copied=rows - held)
     return draft.done()
 

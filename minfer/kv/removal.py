@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from minfer.errors import Refusal
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change, Draft
@@ -40,5 +38,5 @@ def remove(tables: CellTables, seq: int, start: int, length: int) -> Change:
     kept = entry.written - end
     draft.move(run.id, first + end, first + start, kept)
     draft.cleared = range(first + start + kept, first + entry.written)
-    draft.put(seq, replace(entry, written=entry.written - length))
+    draft.put(seq, entry.with_rows(entry.written - length, entry.share))
     return draft.done()

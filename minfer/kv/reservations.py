@@ -82,7 +82,7 @@ def truncate(tables: CellTables, seq: int, rows: int) -> Change:
         way_out=f"it has {entry.written} rows to keep",
     )
     if rows < entry.written:
-        draft.put(seq, replace(entry, written=rows, share=shortened(entry.share, rows)))
+        draft.put(seq, entry.with_rows(rows, shortened(entry.share, rows)))
     return draft.done()
 
 

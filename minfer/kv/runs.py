@@ -38,13 +38,28 @@ class Share:
     rows: int
 
 
+class LastRow(NamedTuple):
+    """What made the last readable row of a sequence, for who proves that it can be made again.
+
+    token: its id. kind: of the batch that fed it. logits: xxh3 of its float32 logits, 64 bits.
+    """
+
+    token: int
+    kind: str
+    logits: int
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One sequence: its own run by id, its readable positions [0, written), its share."""
+    """One sequence: its own run by id, its readable positions [0, written), its share.
+
+    last: of its last row, None where no model fed it or the rows before it were others.
+    """
 
     run: int
     written: int = 0
     share: Share | None = None
+    last: LastRow | None = None
 
     @property
     def base(self) -> int:
@@ -55,6 +70,11 @@ class Entry:
     def private_rows(self) -> int:
         """Readable rows in the own run."""
         return self.written - self.base
+
+    def with_rows(self, written: int, share: Share | None) -> Entry:
+        """With other readable rows; what made the last one is known while it stays the last."""
+        last = self.last if written == self.written else None
+        return Entry(self.run, written, share, last)
 
 
 class Slot(NamedTuple):

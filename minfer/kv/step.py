@@ -11,6 +11,7 @@ from minfer.kv import sanitizer
 from minfer.kv.checks import checked_query, checked_rows, checked_scale, whole_number
 from minfer.kv.inputs import StepInputs
 from minfer.kv.plan import Plan
+from minfer.kv.runs import LastRow
 from minfer.kv.sanitizer import Attended
 from minfer.ops import Shape
 from minfer.receipt import Receipt
@@ -25,13 +26,14 @@ class Step:
     They may be numpy's or the backend's own; what comes out is the backend's (contract 10).
     inputs: the integer inputs, for a graph that writes and attends by itself.
     moves: the rows that copy-on-write copied, in order. receipts: by layer, which attention variant
-    ran last and why.
+    ran last and why. lasts: by sequence, what made the last row of its group; a model fills it.
     """
 
     def __init__(self, store: KvStore, plan: Plan) -> None:
         self.inputs = StepInputs.of(plan)
         self.moves = plan.moves
         self.receipts: dict[int, Receipt] = {}
+        self.lasts: dict[int, LastRow] = {}
         self._store = store
         self._plan = plan
         self._written: set[int] = set()

@@ -6,9 +6,11 @@ Contract 5. What a store does with tables alone is `sequences.Sequences`; here a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -30,10 +32,14 @@ from minfer.kv.checks import (
 )
 from minfer.kv.plan import Plan, make_plan
 from minfer.kv.sequences import Sequences
+from minfer.kv.session.identity import Identity, without_model
 from minfer.kv.step import Step
 from minfer.kv.uninterrupted import Uninterrupted
 from minfer.ops import HALF, PREFILL
 from minfer.rope import Rope
+
+if TYPE_CHECKING:
+    from minfer.kv.session.loading import Accept, Loaded
 
 TABLE_BYTES = 32  # a cell, of the free list
 
@@ -75,6 +81,7 @@ class KvStore(Sequences):
             reads_packed_kv=self.kernels.READS_PACKED_KV,
             **heads,
         )
+        self.identity: Callable[[], Identity] = partial(without_model, self)  # a model sets its own
         sizes = {"n_layer": self.n_layer, "n_ctx": self.n_ctx, **heads}
         needs = {
             f"{self.fmt} KV cache of {self.n_ctx} cells": self.memory_bytes(**sizes, fmt=self.fmt),
@@ -96,6 +103,40 @@ class KvStore(Sequences):
     ) -> int:
         """Bytes of all regions of such a store (contract 3.5), before one is made."""
         return 2 * n_layer * n_ctx * cell_bytes(fmt, n_head_kv * head_dim)
+
+    def save(self, path: str | Path, host: bytes = b"") -> None:
+        """Write a session file: tables, written cells and `host`, bytes of the caller's own (8).
+
+        Atomic: `path` is the old file or the new one. Refused while a step is open, and where the
+        file cannot be put. An error of the system leaves the old file.
+        """
+        from minfer.kv.session.saving import save
+
+        save(self, path, host)
+
+    def load(self, path: str | Path, accept: Accept | None = None) -> Loaded:
+        """Replace all this store holds by what a session file holds.
+
+        accept: is shown the host's bytes of a sound file, and may refuse it by raising.
+        Refused, with nothing changed: a file of another version, format, backend, n_layer, n_ctx,
+        width or model, saying what differs and what to do, and a load while a step is open.
+        Raises Damaged, with nothing changed, for bytes that cannot be right. Should the file change
+        while it is read, or reading fail, the store is empty afterwards, and the error says so.
+        """
+        from minfer.kv.session.loading import load
+
+        self._tables.refuse_while_open("load")
+        return load(self, path, accept)
+
+    @property
+    def tables(self) -> CellTables:
+        """Whose cells are whose; to be read."""
+        return self._tables
+
+    @property
+    def arena(self) -> Arena:
+        """The cells of all layers."""
+        return self._arena
 
     @property
     def layout(self) -> str:
@@ -153,7 +194,7 @@ class KvStore(Sequences):
             yield step
             step.finish()
             with Uninterrupted():
-                self._tables.commit(plan)
+                self._tables.commit(plan, step.lasts)
         except Exception as error:
             if not isinstance(error, Refusal) and not self._arena.answers():
                 self._tables.lose(error, "the device answers no more; start another process")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from minfer.atomic import sync_folder
 from minfer.errors import Refusal
 from minfer.memory import human
 
@@ -48,9 +49,4 @@ def place(made: Path, target: Path) -> None:
         os.fsync(file.fileno())
     target.parent.mkdir(parents=True, exist_ok=True)
     made.replace(target)
-    with contextlib.suppress(OSError):
-        handle = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync_folder(target.parent)

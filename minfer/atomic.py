@@ -1,0 +1,130 @@
+"""Files that are replaced whole or not at all (contract 8.3).
+
+What is written goes to a file of another name in the same folder; once it is on the disk it takes
+the name, and the folder is brought to the disk as well. So whoever opens the name, and whatever
+stops the machine, finds the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minfer.errors import Refusal
+from minfer.memory import human
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LEFT_AFTER = 60  # seconds without a change, then a file may be left behind
+UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP)  # of a folder that cannot be brought to the disk
+
+
+class Part:
+    """The new file while it is written."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.path, self._target = path, target
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        if fcntl is not None:  # says to others that its writer lives
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def write(self, data: Any) -> None:
+        """Append all of `data`."""
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    def finish(self) -> None:
+        """Bring it to the disk, with the permissions of the file it replaces."""
+        with contextlib.suppress(OSError):
+            self.path.chmod(stat.S_IMODE(self._target.stat().st_mode))
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
+    """A new file that takes the name `path` once the block ends well; without that, no trace.
+
+    size: bytes that will be written, as far as known. A link is followed. Refuses a folder that
+    does not exist, a `path` that is no regular file, and too little free disk.
+    """
+    target = checked(path, size)
+    _remove_left(target)
+    part = Part(target.with_name(f".{target.name}.{secrets.token_hex(4)}.part"), target)
+    try:
+        try:
+            yield part
+            part.finish()
+        finally:
+            part.close()
+        os.replace(part.path, target)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part.path)  # noqa: PTH108
+        raise
+    sync_folder(target.parent)
+
+
+def checked(path: str | Path, size: int = 0) -> Path:
+    """Where a file of `size` bytes can be put, links followed; refused where it cannot."""
+    target = Path(os.path.realpath(path))
+    folder, why = target.parent, ""
+    if not folder.is_dir():
+        why = f"{folder} is no folder; make it first"
+    elif target.exists() and not target.is_file():
+        why = "it is no regular file; give another name"
+    elif len(os.fsencode(target.name)) > 240:
+        why = "its name is too long; give a shorter one"
+    elif size > shutil.disk_usage(folder).free:
+        free = human(shutil.disk_usage(folder).free)
+        why = f"{human(size)} are needed and {free} free; make room or save elsewhere"
+    if why:
+        raise Refusal("8.3", f"{path} cannot be written: {why}", {"path": str(path), "size": size})
+    return target
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where its system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove_left(target: Path) -> None:
+    """Remove what writers of `target` left that were killed: nobody locks it any more."""
+    if fcntl is None:
+        return
+    for left in target.parent.glob(f".{_escaped(target.name)}.*.part"):
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            # a new one is not locked yet
+            if left.stat().st_mtime < time.time() - LEFT_AFTER:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+
+
+def _escaped(name: str) -> str:
+    """A name as a pattern that matches it alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -1,0 +1,83 @@
+"""The rows of a session in pieces of bounded size, in the order of the file (contract 8.1, 8.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from minfer.format import Bytes, Region
+from minfer.kv.arena import Arena
+from minfer.kv.inputs import joined
+
+PIECE_BYTES = 4 << 20
+CANONICAL = "canonical"  # the layout whose array holds cells as a file does
+WHICH = ("k", "v")
+
+
+class Piece(NamedTuple):
+    """Rows of the K (`which` 0) or the V cells of a layer; `cells` ascend."""
+
+    layer: int
+    which: int
+    cells: tuple[range, ...]
+
+    @property
+    def n_rows(self) -> int:
+        return sum(map(len, self.cells))
+
+
+def pieces(n_layer: int, written: Sequence[range], cell_bytes: int) -> Iterator[Piece]:
+    """All rows: layer by layer, K then V, in ascending cell.
+
+    written: the cells with rows, ascending. A piece has `PIECE_BYTES` at most, or one row.
+    """
+    groups = list(_groups(written, max(1, PIECE_BYTES // cell_bytes)))
+    for layer in range(n_layer):
+        for which in range(2):
+            for cells in groups:
+                yield Piece(layer, which, cells)
+
+
+def _groups(written: Sequence[range], most: int) -> Iterator[tuple[range, ...]]:
+    """`written` cut into groups of at most `most` cells."""
+    group: list[range] = []
+    room = most
+    for cells in written:
+        while len(cells) > room:
+            yield (*group, cells[:room])
+            cells, group, room = cells[room:], [], most
+        if cells:
+            group.append(cells)
+            room -= len(cells)
+    if group:
+        yield tuple(group)
+
+
+def view(arena: Arena, piece: Piece) -> Bytes | None:
+    """The cells of a piece where the store keeps them, uint8 [n, cell_bytes].
+
+    None unless they lie there in a row and as a file has them.
+    """
+    region = _region(arena, piece)
+    if region.layout != CANONICAL or len(piece.cells) != 1:
+        return None
+    (cells,) = piece.cells
+    held: Bytes = region.arrays[0][cells.start : cells.stop]
+    return held
+
+
+def taken(arena: Arena, piece: Piece) -> Bytes:
+    """The cells of a piece, canonical: uint8 [n, cell_bytes]; a view where that is possible."""
+    held = view(arena, piece)
+    return arena.canonical(_region(arena, piece), piece.cells) if held is None else held
+
+
+def put(arena: Arena, piece: Piece, rows: Bytes) -> None:
+    """Store canonical cells, uint8 [n, cell_bytes]."""
+    pair = list(arena.layers[piece.layer])
+    pair[piece.which] = arena.kernels.write_cells(_region(arena, piece), joined(piece.cells), rows)
+    arena.bind(piece.layer, *pair)
+
+
+def _region(arena: Arena, piece: Piece) -> Region:
+    return arena.layers[piece.layer][piece.which]

@@ -1,0 +1,178 @@
+"""Reading a session file: verified as a whole before anything of it is used (contract 8.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from minfer.errors import Damaged, Refusal
+from minfer.format import BLOCK, BLOCK_BYTES, Bytes, KvFormat
+from minfer.kv.session.header import CHECKSUM_BYTES, HEADER, Header, damaged, parse
+from minfer.kv.session.pieces import PIECE_BYTES, Piece, pieces
+from minfer.kv.session.tables import DTYPES, Records, Tables
+from minfer.kv.session.tables import parse as parse_tables
+
+Target = Callable[[Piece], "Bytes | None"]
+
+
+class SessionFile:
+    """One open file. `header` is looked at when it is opened, the rest by `verify`.
+
+    host: the host's bytes. Refuses a file that is missing or cannot be read, and what
+    `header.parse` refuses. Use it as a context manager.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.where = str(path)
+        if not self.path.is_file():
+            state = "is no regular file" if self.path.exists() else "does not exist"
+            raise Refusal("8.2", f"{path} {state}; name a session file", {"path": str(path)})
+        self._file = self.path.open("rb", buffering=0)
+        try:
+            self.size = self._file.seek(0, 2)
+            self._file.seek(0)
+            self.header: Header = parse(self._file.read(HEADER.size), self.size, self.where)
+        except BaseException:
+            self._file.close()
+            raise
+        self.host = b""
+        self._records: Records = {}
+        self._checksum = b""
+        self._tables: Tables | None = None
+
+    def __enter__(self) -> SessionFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def verify(self) -> None:
+        """Read the whole file and compare its checksum; raises Damaged if it is another one."""
+        hashed = Hashed(self._file)
+        if parse(hashed.take(HEADER.size), self.size, self.where) != self.header:
+            raise self._changed()
+        counts = self.header.counts
+        self._records = {
+            name: np.frombuffer(hashed.take(dtype.itemsize * counts[name]), dtype)
+            for name, dtype in DTYPES.items()
+        }
+        self.host = hashed.take(self.header.host_bytes)
+        padded = False
+        for rows in self._all_rows(hashed):
+            padded |= self._is_padded(rows)
+        digest = hashed.digest()
+        if self._file.read(CHECKSUM_BYTES) != digest:
+            raise damaged(self.where, "its checksum is not that of its bytes")
+        if padded:
+            raise damaged(self.where, "bytes of cells that hold no element are not zero")
+        self._checksum = digest
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of a verified file; raises Damaged where they contradict themselves."""
+        if self._tables is None:
+            self._tables = parse_tables(self.header, self._records, self.where)
+        return self._tables
+
+    def pieces(self) -> Iterator[Piece]:
+        """The pieces that the rows are read in."""
+        header = self.header
+        return pieces(header.n_layer, self.tables.written(), header.cell_bytes)
+
+    def rows(self, target: Target = lambda piece: None) -> Iterator[tuple[Piece, Bytes]]:
+        """Every piece with its cells, uint8 [n, cell_bytes], by a second pass over a verified file.
+
+        target: where to put a piece, None for an array that the next piece overwrites. Raises
+        Damaged, after the last piece at the latest, if the file is not the one that was verified.
+        """
+        width, scratch, hashed = self.header.cell_bytes, self._scratch(), Hashed(self._file)
+        try:
+            hashed.skip(self.header.offsets["rows"])
+            for piece in self.pieces():
+                size = piece.n_rows * width
+                rows = target(piece)
+                rows = scratch[:size].reshape(-1, width) if rows is None else rows
+                hashed.into(rows.reshape(-1))
+                yield piece, rows
+            same = hashed.digest() == self._checksum
+        except EOFError:
+            same = False
+        if not same:
+            raise self._changed()
+
+    def _all_rows(self, hashed: Hashed) -> Iterator[Bytes]:
+        """The cells of all layers, uint8 [n, cell_bytes] each, wherever they belong."""
+        width, scratch = self.header.cell_bytes, self._scratch()
+        left = self.header.offsets["checksum"] - self.header.offsets["rows"]
+        while left:
+            n = min(left, len(scratch) // width * width)
+            yield hashed.into(scratch[:n]).reshape(-1, width)
+            left -= n
+
+    def _scratch(self) -> Bytes:
+        """Room for a piece; no more than the file has rows."""
+        rows = self.header.offsets["checksum"] - self.header.offsets["rows"]
+        return np.empty(min(rows, max(PIECE_BYTES, self.header.cell_bytes)), np.uint8)
+
+    def _is_padded(self, rows: Bytes) -> bool:
+        """Whether bytes that hold no element are something else than zero."""
+        return bool(rows[:, used_bytes(self.header) :].any())
+
+    def _changed(self) -> Damaged:
+        return Damaged("8.2", f"{self.where} was changed while it was read; read it again")
+
+
+class Hashed:
+    """Reads a file from its start, hashing what it reads. Raises EOFError where it ends early."""
+
+    def __init__(self, file: Any) -> None:
+        import xxhash
+
+        self._file, self._hash = file, xxhash.xxh3_128()
+        file.seek(0)
+
+    def into(self, buffer: Bytes) -> Bytes:
+        """Fill a contiguous `buffer`; returns it."""
+        left = memoryview(buffer.data)
+        while left:
+            n = self._file.readinto(left)
+            if not n:
+                raise EOFError
+            left = left[n:]
+        self._hash.update(buffer.data)
+        return buffer
+
+    def take(self, n: int) -> bytes:
+        """The next `n` bytes; the caller has checked `n` against the size of the file."""
+        return self.into(np.empty(n, np.uint8)).tobytes()
+
+    def skip(self, n: int) -> None:
+        """Hash the next `n` bytes."""
+        scratch = np.empty(min(n, PIECE_BYTES), np.uint8)
+        while n:
+            n -= len(self.into(scratch[: min(n, len(scratch))]))
+
+    def digest(self) -> bytes:
+        """xxh3-128 of what was read."""
+        return self._hash.digest()
+
+
+def used_bytes(header: Header) -> int:
+    """Bytes of a cell that hold elements; those after them are zero."""
+    n = header.n_kv_embd
+    per_element = {
+        KvFormat.F32: 4 * n,
+        KvFormat.F16: 2 * n,
+        KvFormat.Q8_0: n // BLOCK * BLOCK_BYTES,
+    }
+    return per_element[header.fmt]
