@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from minfer.chat.answer import Answer
 from minfer.chat.events import Dropped, Event
@@ -63,10 +63,7 @@ class Conversation:
     @property
     def need_insert_eot(self) -> bool:
         """Whether the last answer's end of turn is not in the cache: the next turn begins so."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            return False
-        text = self.rows.stream.text
-        return bool(text) and text.endswith(self.messages[-1]["content"])
+        return lacks_end(self.messages, self.rows.stream.text)
 
     def say(
         self, content: str, max_tokens: int | None = None, stop: str | Sequence[str] = ()
@@ -79,7 +76,7 @@ class Conversation:
         self._refuse_open()
         return Answer(self, content, max_tokens, stop)
 
-    def catch_up(self, timing: Timing) -> Iterator[Event]:
+    def catch_up(self, timing: Timing) -> Generator[Event, None, None]:
         """Feed messages that are not in the cache; whatever is missing comes with the next turn."""
         self._refuse_open()
         if not self._has_turns():
@@ -198,3 +195,9 @@ class Conversation:
 def now() -> datetime.datetime:
     """The time to the second, as it is kept in files."""
     return datetime.datetime.now().replace(microsecond=0)
+
+
+def lacks_end(messages: Sequence[Message], text: str) -> bool:
+    """Whether `text`, of the rows of `messages`, stops at the end of the last answer."""
+    last = messages[-1] if messages else None
+    return bool(last and text and last["role"] == "assistant" and text.endswith(last["content"]))
