@@ -22,8 +22,10 @@ class Rows:
     """
 
     def __init__(self, engine: Engine, seq: int) -> None:
-        """Reserves the whole cache for `seq` if it holds no cells."""
-        if not engine.store.has(seq):
+        """Reserves the whole cache for `seq`, or empties the cells it holds."""
+        if engine.store.has(seq):
+            engine.store.truncate(seq, 0)
+        else:
             engine.store.reserve(seq, engine.store.n_ctx)
         self.engine, self.seq = engine, seq
         self.stream = Stream()
