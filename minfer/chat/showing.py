@@ -15,7 +15,7 @@ from minfer.timing import Timing
 
 LONG = 4 * CHUNK  # tokens to feed from which on a terminal shows a bar
 # What a terminal takes for commands, but for line ends and tabs.
-CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), *range(127, 160)], "\ufffd")
+CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\ufffd") | {13: ""}
 
 
 class Show(Protocol):
