@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from conftest import Done
 from minfer import Engine
 
 ROOT = Path(__file__).parent.parent
+SPEEDS = {f"{kind}_tokens{rate}" for kind in ("prefill", "decode") for rate in ("", "_per_second")}
 OPTIONS = ("--n-ctx", 256, "-n", 6, "--logit-bias", "<|im_end|>=-inf")
 
 
@@ -86,6 +88,18 @@ def test_events_are_one_object_a_line(chat, tiny_gguf: Path) -> None:
     )
     assert (answer["prefill_tokens"], answer["decode_tokens"]) == (len(prompt), 5)
     assert answer["prefill_tokens_per_second"] > 0 < answer["decode_tokens_per_second"]
+
+
+def test_the_page_names_every_event_and_field(chat, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "chat.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    given = f"hello\n/stats\n/save {tmp_path / 'c.json'}\n/no\n/help\n"
+    found = {event["event"]: event for event in events(chat(given, "--json"))}
+    assert found.keys() == rows.keys()
+    for name, event in found.items():
+        for field in event.keys() - {"event", *SPEEDS}:
+            assert f"`{field}`" in rows[name], f"{name} does not tell of {field}"
+    assert found["answer"].keys() > SPEEDS < found["stats"].keys()
 
 
 def test_a_backslash_goes_on_in_the_next_line(chat, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def _add(
     command: str,
     summary: str,
     example: str,
+    json: str = "print one JSON object for machines",
 ) -> Parser:
     """A command; `command` is its function below `minfer.commands`, imported when it runs."""
     parser = commands.add_parser(
@@ -52,7 +53,7 @@ def _add(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=command)
-    parser.add_argument("--json", action="store_true", help="print one JSON object for machines")
+    parser.add_argument("--json", action="store_true", help=json)
     return parser
 
 
@@ -89,6 +90,7 @@ def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
         "  minfer chat smollm2\n"
         '  minfer chat smollm2 --session trip.json --system "Be brief." --cache-type q8_0\n'
         "  minfer chat smollm2 --json < questions.txt",
+        json="print events for machines, one JSON object a line",
     )
     add_model(p)
     kept = "keep the history in FILE and the cache in FILE.kv, and go on from them"
