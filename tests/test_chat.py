@@ -17,7 +17,9 @@ from minfer import Engine
 from minfer.chat import rows
 from minfer.chat.conversation import Conversation
 from minfer.chat.events import Fed, Token
+from minfer.chat.stream import Mark, Stream
 from minfer.errors import Refusal
+from minfer.models.chat_prompt import Prompt
 
 SMILE = "\U0001f642"
 
@@ -161,7 +163,9 @@ def test_stopping_before_the_first_token_takes_the_message_back(
     stream, messages = talk.rows.stream, list(talk.messages)
     for chunks in (1, 2, 3):
         answer = talk.say("the cat and the cat on the cat", max_tokens=3)
-        assert [next(answer).done for _ in range(chunks)] == [8 * n for n in range(1, chunks + 1)]
+        for n in range(1, chunks + 1):
+            assert next(answer).done == 8 * n
+            assert len(talk.rows.stream.tokens) == talk.rows.written == len(stream.tokens) + 8 * n
         assert answer.stop() == "" and answer.taken_back and answer.finish_reason is None
         assert talk.messages == messages and talk.rows.stream == stream
         assert_sound(talk)
@@ -206,6 +210,55 @@ def test_logits_that_are_not_finite_end_the_answer(engine: Engine, monkeypatch) 
     assert len(talk.messages) == count and before is not talk.rows.stream
     monkeypatch.undo()
     ask(talk, "the", n=3)
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_step_that_fails_is_no_part_of_the_chat(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Whether it feeds a prompt, in three parts here, or a generated token."""
+    monkeypatch.setattr(rows, "CHUNK", 8)
+    talk = talk_of(engine, LONG)
+    ask(talk, "hello", n=5)
+    messages, forward, calls = list(talk.messages), engine.forward, iter(range(1, 99))
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            raise RuntimeError("the kernel failed")
+        return forward(*args, **options)
+
+    monkeypatch.setattr(engine, "forward", fails)
+    answer = talk.say("the cat and", max_tokens=9)
+    with pytest.raises(RuntimeError):
+        list(answer)
+    assert answer.taken_back == (call <= 3) == (talk.messages == messages)
+    assert len(answer.tokens) == max(0, call - 3)
+    assert_sound(talk)
+    monkeypatch.undo()
+    ask(talk, "and", n=4)
+
+
+def test_a_new_chat_forgets_what_its_sequence_held(engine: Engine) -> None:
+    ask(talk_of(engine, LONG), "hello", n=5)
+    talk = talk_of(engine, LONG)
+    assert talk.rows.written == 0
+    ask(talk, "the", n=5)
+
+
+def test_text_that_is_alike_in_other_tokens_does_not_agree() -> None:
+    marks = [Mark(0, 1, 0, 12), Mark(3, 2, 20, 30)]
+    text = "<|im_start|>the cat <|im_end|>"
+    stream = Stream([1, 5, 6, 2], text, marks)
+    first, last = (mark[1:] for mark in marks)
+    for controls, agreed in (
+        ((first, last), 30),
+        ((first,), 20),
+        ((first, (0, 20, 30)), 20),
+        ((last,), 0),
+        ((first, (0, 15, 20), last), 15),
+        ((first, last, (0, 40, 45)), 30),
+    ):
+        assert stream.agreed(Prompt(text + "and more text here", controls)) == agreed
 
 
 def test_undo_is_as_if_it_had_never_been_said(engine: Engine) -> None:
@@ -254,10 +307,11 @@ def test_a_template_that_rewrites_history_has_it_fed_again(tmp_path: Path) -> No
     assert talk.messages[1]["content"].startswith("<think>")
 
 
-def test_a_template_that_trims_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("space", [" ", "  \n"])
+def test_a_template_that_trims_answers(tmp_path: Path, space: str) -> None:
     trimmed = QWEN.replace("+ content +", "+ content | trim +")
     engine = engine_with(tmp_path, trimmed)
-    talk = scripted(engine, "the cat  \n", "hello")
+    talk = scripted(engine, f"the cat{space}", "hello")
     list(talk.say("x"))
     list(talk.say("y"))
     assert "\nthe cat<|im_end|>" in talk.rows.stream.text

@@ -23,8 +23,10 @@ from tiny_models import write_tiny_gguf
 from minfer import Engine, Sampling
 from minfer.chat.conversation import Conversation
 from minfer.chat.events import Dropped, Fed
-from minfer.chat.overflow import Shorter
+from minfer.chat.overflow import Shorter, removable
+from minfer.chat.stream import Mark, Stream
 from minfer.errors import Refusal
+from minfer.models.chat_prompt import Prompt
 
 N_CTX = 200
 IN_PLACE = ("f32", "q8_0")
@@ -203,6 +205,27 @@ def test_a_last_turn_too_long_for_a_quarter_may_still_fit(tiny_gguf: Path) -> No
     talk = filled(engine_of(tiny_gguf, "f32"), turns=2)
     _, events = ask(talk, "x" * 150, 2)
     assert [d.turns for d in dropped(events)] == [2] and talk.rows.written > 150
+
+
+def test_a_piece_is_removed_only_between_control_tokens_that_match() -> None:
+    """`<a>in<b>the<b>cat<c>` without `<b>the`, and what is nearly that."""
+    marks = [Mark(0, 1, 0, 3), Mark(2, 2, 5, 8), Mark(4, 2, 11, 14), Mark(6, 3, 17, 20)]
+    stream = Stream([1, 9, 2, 9, 2, 9, 3], "<a>in<b>the<b>cat<c>", marks)
+    before = Prompt(stream.text + "on", tuple(mark[1:] for mark in marks))
+    controls = ((1, 0, 3), (2, 5, 8), (3, 11, 14))
+    assert removable(stream, before, Prompt("<a>in<b>cat<c>on", controls)) == (marks[1], marks[2])
+    for text, others in (
+        ("<a>in<b>sat<c>on", controls),
+        ("<a>on<b>cat<c>on", controls),
+        ("<a>in<b>cat<c>in", controls),
+        ("<a>in<b>cat<c>on", controls[:2]),
+        ("<a>in<b>cat<c>on", (*controls[:2], (4, 11, 14))),
+        (before.text, before.controls),
+        ("<a>in<b>cat<c>o", controls),
+    ):
+        assert removable(stream, before, Prompt(text, others)) is None
+    other = Prompt("<a>in<b>the<b>can<c>on", before.controls)
+    assert removable(stream, other, Prompt("<a>in<b>can<c>on", controls)) is None
 
 
 def test_stopping_while_turns_go(tiny_gguf: Path) -> None:

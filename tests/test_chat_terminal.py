@@ -16,11 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from chats import LONG
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from minfer import Engine
 from minfer.chat.events import Token
+from minfer.chat.program import Program
 from minfer.chat.reading import Terminal
+from minfer.chat.session import Session
 from minfer.chat.showing import Text
 from minfer.chat.signals import Signals
 
@@ -247,6 +251,38 @@ def test_a_signal_to_leave_ends_the_prompt() -> None:
     assert read("half a line", before=lambda: signal.raise_signal(signal.SIGHUP)) is None
     handlers = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     assert handlers == {signal.SIG_DFL}
+
+
+class Told:
+    """A reader that gives these lines and keeps what it was given to begin with."""
+
+    def __init__(self, *lines: str) -> None:
+        self.drafts: list[str] = []
+        self._lines = [*lines]
+
+    def read(self, draft: str) -> str | None:
+        self.drafts.append(draft)
+        return self._lines.pop(0) if self._lines else None
+
+
+def test_a_message_that_was_refused_is_in_the_line_again(tiny_gguf: Path, files: Path) -> None:
+    messages = [{"role": "user", "content": "/why"}]
+    files.write_text(json.dumps({"version": 1, "messages": messages}))
+    session, long = Session(files, None), "//" + "x" * 99
+    talk, opened = session.open(Engine.load(tiny_gguf, n_ctx=64), LONG)
+    reader, out = Told("/stats", long, "/stats", "", "hello", "/no"), io.StringIO()
+    Program(
+        talk,
+        session,
+        opened,
+        reader=reader,
+        show=Text(out, out, terminal=False),
+        signals=Signals(),
+        max_tokens=3,
+        stops=(),
+    ).run()
+    assert reader.drafts == ["//why", "", long, "", "", "", ""]
+    assert said(files) == ["hello"] and "the last message has no answer: /why" in out.getvalue()
 
 
 def test_a_terminal_gets_no_commands_from_a_model() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from minfer.chat.conversation import Conversation
 from minfer.chat.events import Event, Token
-from minfer.chat.reading import Reader
+from minfer.chat.reading import Reader, as_typed
 from minfer.chat.session import RENDERED, Opened, Session
 from minfer.chat.showing import Show, speeds
 from minfer.chat.signals import Signals
@@ -45,7 +45,7 @@ class Program:
         self._max_tokens, self._stops = max_tokens, stops
         self._timing = Timing()
         self._done = False
-        self._draft = session.unanswered
+        self._draft = as_typed(session.unanswered)
         self._commands: dict[str, Callable[[str], None]] = {
             "save": self._save,
             "stats": self._stats,
@@ -65,6 +65,7 @@ class Program:
                     line = self._reader.read(draft)
                     if line is None:
                         break
+                    self._signals.stop = False
                     self._take(line)
         finally:
             self._save_session()
@@ -105,7 +106,7 @@ class Program:
             self._say(line[1:] if line.startswith("//") else line)
 
     def _say(self, content: str) -> None:
-        self._session.unanswered = self._draft = content
+        self._session.unanswered, self._draft = content, as_typed(content)
         with self._told():
             self._session.write(self._talk)
         answer = self._talk.say(content, self._max_tokens, self._stops)
@@ -126,7 +127,6 @@ class Program:
 
     def _follow(self, events: Iterator[Event]) -> None:
         """Show events until they end or a signal comes."""
-        self._signals.stop = False
         for event in events:
             self._show.event(event)
             if self._signals.stop or self._signals.leave:

@@ -15,7 +15,7 @@ class Reader(Protocol):
     """A source of messages."""
 
     def read(self, draft: str) -> str | None:
-        """The next message, None at the end. draft: a text to begin with, for a person."""
+        """The next line, None at the end. draft: a line to begin with, for a person."""
 
 
 class Lines:
@@ -96,6 +96,11 @@ class Terminal:
         app = self._session.app
         if self._signals.leave and app.is_running and not app.is_done:
             app.exit(exception=EOFError())
+
+
+def as_typed(message: str) -> str:
+    """The line that sends `message`: one slash more where it would be a command."""
+    return f"/{message}" if message.startswith("/") else message
 
 
 def interrupt() -> None:

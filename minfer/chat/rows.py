@@ -12,7 +12,7 @@ from minfer.format import Floats
 from minfer.ops import DECODE, PREFILL
 from minfer.timing import Timing
 
-CHUNK = 128  # prompt tokens between two moments at which a conversation can be stopped
+CHUNK = 256  # prompt tokens between two moments at which a conversation can be stopped
 
 
 class Rows:

@@ -13,7 +13,7 @@ from minfer.errors import Refusal
 from minfer.ops import DECODE, PREFILL
 from minfer.timing import Timing
 
-LONG = 4 * CHUNK  # tokens to feed from which on a terminal shows a bar
+LONG = 2 * CHUNK  # tokens to feed from which on a terminal shows a bar
 # What a terminal takes for commands, but for line ends and tabs.
 CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\ufffd") | {13: ""}
 

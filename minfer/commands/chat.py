@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minfer.chat.program import Program
-from minfer.chat.reading import Lines, Reader, Terminal
+from minfer.chat.reading import Lines, Reader, Terminal, as_typed
 from minfer.chat.session import Session
 from minfer.chat.showing import show
 from minfer.chat.signals import Signals
@@ -34,7 +34,7 @@ def chat(args: argparse.Namespace) -> None:
         talk, opened = session.open(engine, sampling)
         reader: Reader = Lines(sys.stdin.buffer if sys.stdin else None, signals)
         if terminal:
-            earlier = [m["content"] for m in talk.messages if m["role"] == "user"]
+            earlier = [as_typed(m["content"]) for m in talk.messages if m["role"] == "user"]
             reader = Terminal(signals, earlier)
         Program(
             talk,
