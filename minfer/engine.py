@@ -15,13 +15,13 @@ from minfer.generation import Generation
 from minfer.graph.run import fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
-from minfer.kv.store import KvStore
 from minfer.loading import PREFILL_CHUNK, LoadedModel, load_model
 from minfer.models import chat_prompt
 from minfer.models.fingerprint import full
 from minfer.models.graphs import ModelGraphs
 from minfer.models.sampling import Sampler, Sampling
 from minfer.models.text_stream import TextStream
+from minfer.offload import DevicePlan
 from minfer.ops import DECODE, F32, PREFILL
 from minfer.prompts import checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
@@ -32,7 +32,7 @@ WARM_UP_SEQ = INT32_MAX
 
 
 class Engine:
-    """One model on one device with one cache format.
+    """One model on one device, or on several by a plan, with one cache format.
 
     Two engines with two formats live in one process: nothing here is global.
     """
@@ -58,7 +58,7 @@ class Engine:
         cls,
         path: str | Path,
         *,
-        device: str | Device = "cpu",
+        device: str | Device | DevicePlan = "cpu",
         cache_type: str | KvFormat | None = None,
         n_ctx: int | None = None,
         threads: int | None = None,
@@ -70,6 +70,7 @@ class Engine:
     ) -> Engine:
         """Load a GGUF model.
 
+        device: `cpu`, `cuda`, `metal`, or how many layers lie on each, in order: `cpu:10,cuda:20`.
         cache_type: f32, f16 or q8_0; else MINFER_CACHE_TYPE, else the device's default.
         n_ctx: cells of the cache; default 4096, or what the model was trained for if that is less.
         threads: workers of every kernel, default the cores this process may use. weights: format
@@ -80,11 +81,11 @@ class Engine:
         progress: show a bar on stderr while weights are decoded.
 
         Refuses before loading: a bad file, an unknown format, q8_0 on odd head sizes, a device
-        that is not there or too old, and what would not fit in memory.
+        that is not there or too old, a plan of other layers, and what would not fit in memory.
         """
         loaded = load_model(
             path,
-            device=Device.parse(device),
+            device=DevicePlan.parse(device),
             cache_type=cache_type,
             n_ctx=n_ctx,
             threads=threads,
@@ -153,19 +154,13 @@ class Engine:
 
     def cache_bytes(self, fmt: KvFormat | None = None) -> int:
         """Bytes of the K and V regions, in the engine's format or another."""
-        store = self.store
-        return KvStore.memory_bytes(
-            n_layer=store.n_layer,
-            n_ctx=store.n_ctx,
-            n_head_kv=store.n_head_kv,
-            head_dim=store.head_dim,
-            fmt=fmt or store.fmt,
-        )
+        return sum(need.n_bytes for need in self.store.needs(fmt or self.store.fmt))
 
     def receipts(self) -> list[Receipt]:
         """Which variant every op of the graphs built so far got, and why."""
         all_of = [receipt for graph in self._graphs for receipt in graph.receipts]
-        return list({(r.op, r.variant, r.fmt, r.shape.kind): r for r in all_of}.values())
+        seen = {(r.op, r.device, r.variant, r.fmt, r.shape.kind): r for r in all_of}
+        return list(seen.values())
 
     def forward(self, batch: Batch, n_out: int = 1) -> Floats:
         """Run one batch and keep its rows; returns float32 logits (contract 7.3).

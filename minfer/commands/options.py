@@ -32,7 +32,8 @@ def add_engine_options(p: argparse.ArgumentParser, n_ctx: str) -> None:
     narrow = "f32, f16 or bf16: what operands of products are rounded to, on cuda; default f32"
     p.add_argument("--activations", metavar="T", default=F32, help=narrow)
     p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
-    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    where = f"{', '.join(DEVICES)}, or layers on each in order: cpu:10,cuda:20; default cpu"
+    p.add_argument("--device", default="cpu", metavar="D", help=where)
     p.add_argument("--threads", type=int, metavar="N", help="default all cores")
 
 

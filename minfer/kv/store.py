@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer import memory, settings
+from minfer import settings
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import Bytes, Floats, KvFormat, Region, cell_bytes, resolve
+from minfer.format import Bytes, Floats, KvFormat, Region
 from minfer.kv import removal, turning
-from minfer.kv.arena import Arena, Turn
+from minfer.kv.arena import Arena, Turn, cache_needs
 from minfer.kv.batch import Batch
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change
 from minfer.kv.checks import (
-    checked_rows,
+    refuse_rows,
     refuse_window,
     sanitizes,
     thread_count,
@@ -35,6 +35,7 @@ from minfer.kv.sequences import Sequences
 from minfer.kv.session.identity import Identity, without_model
 from minfer.kv.step import Step
 from minfer.kv.uninterrupted import Uninterrupted
+from minfer.offload import DevicePlan, Need, Stretch, required
 from minfer.ops import HALF, PREFILL
 from minfer.rope import Rope
 
@@ -48,9 +49,12 @@ class KvStore(Sequences):
     """`n_ctx` cells of K and of V in each of `n_layer` layers, shared out to sequences.
 
     A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
-    None for MINFER_CACHE_TYPE and then the device's default (contract 3). threads: workers of
-    every kernel call, None for the variant's own. sanitize: keep NaN in every cell that nobody may
-    read, and trace outputs that are not finite (5.10); None asks MINFER_SANITIZE_CELLS.
+    None for MINFER_CACHE_TYPE and then the device's default (contract 3). device: `cpu`, or a plan
+    such as `cpu:10,cuda:20` (9.6). threads: workers of every kernel call, None for the variant's
+    own. sanitize: keep NaN in every cell that nobody may read, and trace outputs that are not
+    finite (5.10); None asks MINFER_SANITIZE_CELLS.
+
+    stretches: which layers lie on which device. device, kernels: those of the first layer.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class KvStore(Sequences):
         head_dim: int,
         *,
         cache_type: str | KvFormat | None = None,
-        device: str | Device = "cpu",
+        device: str | Device | DevicePlan = "cpu",
         threads: int | None = None,
         sanitize: bool | None = None,
     ) -> None:
@@ -70,39 +74,29 @@ class KvStore(Sequences):
         self.head_dim = whole_number(head_dim, "head_dim", "10", low=1)
         self.threads = None if threads is None else thread_count(threads)
         self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
-        self.device = Device.parse(device)
+        self.device_plan = DevicePlan.parse(device)
+        self.stretches = self.device_plan.stretches(self.n_layer)
+        self.device, self.kernels = self.stretches[0].device, self.stretches[0].kernels
         self.sanitize = sanitizes(sanitize)
-        self.kernels = self.device.package()
         heads = {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim}
-        self.fmt = resolve(
-            settings.cache_type() if cache_type is None else cache_type,
-            device_kind=self.device.name,
-            n_layer=self.n_layer,
-            reads_packed_kv=self.kernels.READS_PACKED_KV,
-            **heads,
-        )
+        asked = settings.cache_type() if cache_type is None else cache_type
+        self.fmt = self.device_plan.resolve(asked, n_layer=self.n_layer, **heads)
         self.identity: Callable[[], Identity] = partial(without_model, self)  # a model sets its own
-        sizes = {"n_layer": self.n_layer, "n_ctx": self.n_ctx, **heads}
-        needs = {
-            f"{self.fmt} KV cache of {self.n_ctx} cells": self.memory_bytes(**sizes, fmt=self.fmt),
-            "tables": TABLE_BYTES * self.n_ctx,
-        }
-        with memory.required(needs, self.device.free_bytes):
+        needs = self.needs(self.fmt)
+        with required([*needs, Need(self.device, "tables", TABLE_BYTES * self.n_ctx)]):
             super().__init__(CellTables(self.n_ctx))
             self._arena = Arena(
-                self.device,
+                self.stretches,
                 self.fmt,
-                **sizes,
+                self.n_ctx,
+                **heads,
                 threads=self.threads,
                 fill=float("nan") if self.sanitize else 0.0,
             )
 
-    @staticmethod
-    def memory_bytes(
-        *, n_layer: int, n_ctx: int, n_head_kv: int, head_dim: int, fmt: KvFormat
-    ) -> int:
-        """Bytes of all regions of such a store (contract 3.5), before one is made."""
-        return 2 * n_layer * n_ctx * cell_bytes(fmt, n_head_kv * head_dim)
+    def needs(self, fmt: KvFormat) -> list[Need]:
+        """What the regions of such a store in `fmt` take, stretch by stretch."""
+        return cache_needs(self.stretches, fmt, self.n_ctx, self.n_head_kv, self.head_dim)
 
     def save(self, path: str | Path, host: bytes = b"") -> None:
         """Write a session file: tables, written cells and `host`, bytes of the caller's own (8).
@@ -140,8 +134,12 @@ class KvStore(Sequences):
 
     @property
     def layout(self) -> str:
-        """How the backend arranges cells inside its regions (contract 3.6)."""
-        return cast(str, self.kernels.LAYOUT)
+        """How backends arrange cells inside their regions (contract 3.6), each way once."""
+        return ",".join(dict.fromkeys(stretch.kernels.LAYOUT for stretch in self.stretches))
+
+    def stretch_of(self, layer: int) -> Stretch:
+        """The stretch that `layer` lies in."""
+        return self._arena.by_layer[self.checked_layer(layer)]
 
     @property
     def pool_generation(self) -> int:
@@ -187,7 +185,8 @@ class KvStore(Sequences):
         the batch is truncated to its first position in the batch.
         """
         plan = make_plan(self._tables, batch)
-        refuse_window(plan.mode, self.kernels, self.device.name)
+        for stretch in self.stretches:
+            refuse_window(plan.mode, stretch.kernels, stretch.device.name)
         step = Step(self, plan)
         try:
             self._begin(plan)
@@ -219,12 +218,14 @@ class KvStore(Sequences):
     def import_rows(self, seq: int, k: Any, v: Any) -> None:
         """Append rows to `seq` in all layers at once, as a prefill would have written them.
 
-        k, v: float32 [n_layer, n, n_head_kv, head_dim], on the host or the device; they become
-        positions [written, written + n).
+        k, v: float32 [n_layer, n, n_head_kv, head_dim], on the host, or on the device if there is
+        one; they become positions [written, written + n).
         """
         n = np.shape(k)[1] if np.ndim(k) == 4 else 1
         shape = (self.n_layer, n, self.n_head_kv, self.head_dim)
-        k, v = (checked_rows(*of, shape, self.kernels) for of in (("k", k), ("v", v)))
+        for stretch in self.stretches:
+            refuse_rows("k", k, shape, stretch.kernels)
+            refuse_rows("v", v, shape, stretch.kernels)
         t = self.written(seq)
         with self.step(Batch([seq] * n, range(t, t + n), PREFILL)) as step:
             for layer in range(self.n_layer):
@@ -242,11 +243,11 @@ class KvStore(Sequences):
         """`layer` as an index in [0, n_layer), refused outside."""
         return whole_number(layer, "layer", "5.5", high=self.n_layer - 1)
 
-    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[Region, tuple[range, ...]]:
-        """The region and the cells that hold the readable rows of `seq`."""
+    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[int, int, tuple[range, ...]]:
+        """The layer, 0 for K or 1 for V, and the cells that hold the readable rows of `seq`."""
         if which not in ("k", "v"):
             raise Refusal("10", f"which is {which!r}; give k or v", {"which": which})
-        return self.region(layer)["kv".index(which)], self._tables.written_cells(seq)
+        return self.checked_layer(layer), "kv".index(which), self._tables.written_cells(seq)
 
     def _carry_out(
         self, change: Change, turns: Sequence[Turn | None] = (), pairing: str = HALF
