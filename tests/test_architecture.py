@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph", "testing"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "generation", "resuming", "inference", "engine", "perplexity"),
+    ("loading", "prompts", "generation", "resuming", "inference", "engine", "chat", "perplexity"),
     ("commands",),
     ("cli",),
     ("__main__",),
