@@ -51,6 +51,22 @@ def model_hash(host: bytes) -> str:
         return ""
 
 
+def version(host: bytes) -> int | None:
+    """The version of a host part that an engine wrote; None for any other bytes."""
+    try:
+        found = _parsed(host).get("minfer_host")
+    except (ValueError, RecursionError):
+        return None
+    return found if type(found) is int else None
+
+
+def changed(host: bytes, **values: Any) -> bytes:
+    """The host part with other values of these names; as it is where no engine wrote it."""
+    if version(host) is None:
+        return host
+    return json.dumps({**_parsed(host), **values}, ensure_ascii=False).encode()
+
+
 def state(host: bytes, where: str) -> dict[str, Any]:
     """The host's own state; empty for none. Raises Damaged for what no engine wrote."""
     if not host:
