@@ -140,8 +140,11 @@ class Engine:
 
     @cached_property
     def model_hash(self) -> str:
-        """xxh3 of all weights in the model's file, which it reads once."""
-        return full(self._loaded.file).hex()
+        """xxh3 of all weights, "" if their file is not what was loaded; it is read once."""
+        try:
+            return full(self._loaded.file).hex()
+        except (OSError, Refusal):
+            return ""
 
     @property
     def graphs_built(self) -> int:

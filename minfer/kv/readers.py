@@ -36,8 +36,8 @@ class Readers:
                     del self._by_run[share.run]
 
     def items(self) -> list[tuple[int, dict[int, int]]]:
-        """Every run that is read, with its counts, in order of run ids."""
-        return sorted(self._by_run.items())
+        """Every run that is read, with its counts, in order of run ids and of rows."""
+        return [(run, dict(sorted(counts.items()))) for run, counts in sorted(self._by_run.items())]
 
     def _counts(self, run: int) -> dict[int, int]:
         counts = self._by_run.get(run)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
-import numpy as np
-
-from minfer.format import Bytes
 from minfer.models.gguf import GgufFile
 from minfer.models.keys import architecture_of
 
 BLOCK = 4 << 10  # bytes of a sample
 LARGE, STRIDED = 16 << 20, 64  # of tensors above so many bytes, so many more samples
-AT_ONCE = 16 << 20  # bytes, where all are hashed
+AT_ONCE = 4 << 20  # bytes, where all are hashed
 
 
 def fingerprint(file: GgufFile) -> bytes:
@@ -24,34 +22,48 @@ def fingerprint(file: GgufFile) -> bytes:
     each above 16 MiB: a file that differs elsewhere only is not told apart; `full` reads it all.
     """
     hashed = _of_tables(file)
-    for name in file.tensor_names:
-        data = _bytes(file, name)
-        for first in _samples(len(data)):
-            hashed.update(data[first : first + BLOCK].tobytes())
+    with _opened(file.path) as data:
+        for name in file.tensor_names:
+            start, size = file.extent(name)
+            for first in _samples(size):
+                data.seek(start + first)
+                hashed.update(data.read(min(BLOCK, size)))
     return bytes(hashed.digest())
 
 
 def full(file: GgufFile, progress: bool = False) -> bytes:
-    """xxh3-128 of the same tables and of every byte of every tensor. progress: a bar on stderr."""
+    """xxh3-128 of the same tables and of every byte of every tensor. progress: a bar on stderr.
+
+    Refuses a file that is not as it was when `file` was opened.
+    """
     from tqdm import tqdm
 
-    hashed, sizes = _of_tables(file), {n: len(_bytes(file, n)) for n in file.tensor_names}
+    file.refuse_changed()
+    hashed, extents = _of_tables(file), [file.extent(name) for name in file.tensor_names]
     bar = tqdm(
-        total=sum(sizes.values()),
+        total=sum(size for _, size in extents),
         desc="hashing",
         unit="B",
         unit_scale=True,
-        leave=False,
         disable=not progress,
+        leave=False,
     )
-    with bar:
-        for name, size in sizes.items():
-            data = _bytes(file, name)
+    buffer = memoryview(bytearray(AT_ONCE))
+    with bar, _opened(file.path) as data:
+        for start, size in extents:
+            data.seek(start)
             for first in range(0, size, AT_ONCE):
-                some = data[first : first + AT_ONCE]
-                hashed.update(some.data)
+                some = buffer[: min(AT_ONCE, size - first)]
+                data.readinto(some)
+                hashed.update(some)
                 bar.update(len(some))
+    file.refuse_changed()
     return bytes(hashed.digest())
+
+
+def _opened(path: Path) -> BinaryIO:
+    # Not the map: a file that another program cuts short would end this one.
+    return path.open("rb", buffering=0)  # type: ignore[return-value]
 
 
 def _of_tables(file: GgufFile) -> Any:
@@ -63,11 +75,6 @@ def _of_tables(file: GgufFile) -> Any:
     metadata = {k: v for k, v in sorted(file.metadata.items()) if k.startswith(keys)}
     tensors = [(name, *file.tensor_info(name)) for name in file.tensor_names]
     return xxhash.xxh3_128(json.dumps([metadata, tensors], default=str).encode())
-
-
-def _bytes(file: GgufFile, name: str) -> Bytes:
-    """A tensor as bytes, a view of the file."""
-    return np.ascontiguousarray(file.stored(name)).reshape(-1).view(np.uint8)
 
 
 def _samples(size: int) -> Iterator[int]:

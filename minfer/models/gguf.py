@@ -31,6 +31,7 @@ class GgufFile:
     def __init__(self, path: Path, metadata: dict[str, Value], reader: GGUFReader) -> None:
         self.path, self.metadata = path, metadata
         self._tensors: dict[str, ReaderTensor] = {t.name: t for t in reader.tensors}
+        self._state = self._state_now()
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -46,6 +47,24 @@ class GgufFile:
         """The tensor as it lies in the file, a view of the map: F32 and F16 are [*shape], of
         quantized types uint8, each row its blocks."""
         return np.asarray(self._find(name).data)
+
+    def extent(self, name: str) -> tuple[int, int]:
+        """Where the bytes of a tensor begin in the file, and how many they are."""
+        found = self._find(name)
+        return int(found.data_offset), int(found.n_bytes)
+
+    def refuse_changed(self) -> None:
+        """Refuse a file at `path` that is another, or another state, than the one opened."""
+        if self._state_now() != self._state:
+            message = f"{self.path} was changed since it was loaded; load it again"
+            raise Refusal("8.8", message, {"path": str(self.path)})
+
+    def _state_now(self) -> tuple[int, int, int] | None:
+        try:
+            state = self.path.stat()
+        except OSError:
+            return None
+        return state.st_ino, state.st_size, state.st_mtime_ns
 
     def tensor(self, name: str, rows: slice = slice(None)) -> Floats:
         """The tensor, or rows of it, as float32: F32 as a view of the file, other types decoded.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from minfer.format import KvFormat
 from tuning.bench.batches import Batch, expected_batch
 from tuning.bench.cases import Attention, Case, Model, Product
+from tuning.bench.file_cases import File
 from tuning.bench.inputs import Expected, expected_attention, expected_product
 from tuning.bench.store_cases import Session, Store, Tables
 
@@ -54,6 +55,8 @@ def check_ours(case: Case, fmt: str, values: NDArray[Any], facts: Mapping[str, A
     """The budget of contract 4.6: twice the error of float32 numpy, with queries rounded alike."""
     if isinstance(case, Tables):
         return _within(np.abs(values[0] - values[1]).max(), 0, "counts")
+    if isinstance(case, File):
+        return _same(values)
     if isinstance(case, Session | Store):
         kept, given = values
         tolerance = (SESSION if isinstance(case, Session) else STORE)[fmt]
@@ -88,6 +91,8 @@ def check_peer(
         ours, theirs = ours - ours.mean(), theirs - theirs.mean()
         error = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
         return _within(error, LOGITS, "of our logits")
+    if isinstance(case, File):
+        return _same(values)
     truth = expected(case, fmt, "f32")
     assert truth is not None
     if values.shape != truth.exact.shape:
@@ -96,6 +101,11 @@ def check_peer(
         return _of_each_query(values, truth, BATCH[facts.get("format", fmt)])
     error = np.abs(values - truth.exact).max() / truth.scale
     return _within(error, TOLERANCE[facts.get("format", fmt)], "of max")
+
+
+def _same(values: NDArray[Any]) -> Check:
+    """What was read back is what was written."""
+    return _within(np.count_nonzero(values[0] != values[1]), 0, "values that differ")
 
 
 def _of_each_query(values: NDArray[Any], truth: Expected, tolerance: float) -> Check:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tuning.bench.protocol import Absent, CallFailed, Child, ChildFailed, Message
 
-OURS, CONTROL = "ours", "control"
+OURS, CONTROL, COPY = "ours", "control", "copy"  # COPY: of files, by the system
 # Ours otherwise on a GPU: over rows in several runs of cells, without replayed graphs, with rounded
 # activations. Each with an argument of `ours_cuda` and the kind of cases that it has.
 OTHERWISE = {
@@ -117,6 +117,7 @@ class Column:
 def columns(peers: Path | None) -> list[Column]:
     """Ours, ours again as the control, and the peers that `peers`, an interpreter, has."""
     found = [Column(name, _child(sys.executable, "ours")) for name in (OURS, CONTROL)]
+    found.append(Column(COPY, _child(sys.executable, "copied_file")))
     for name, module in (("ggml", "ggml"), ("torch", "torch_cpu")):
         if peers is None:
             missing = "not asked for; --peers adds it"

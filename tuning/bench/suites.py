@@ -7,6 +7,7 @@ from typing import Any
 
 from tuning.bench.batches import Batch
 from tuning.bench.cases import Attention, Case, Model, Product
+from tuning.bench.file_cases import File
 from tuning.bench.store_cases import Session, Store, Tables
 
 ATTENTION = (
@@ -28,7 +29,8 @@ MODEL = (
     Model("q8_0", 512),
     Model("q8_0", 4096),
 )
-SESSION = tuple(kind(30, rows, 3, 64) for rows in (512, 4096) for kind in (Session, Store))
+CHAT = tuple(kind(30, rows, 3, 64) for rows in (512, 4096) for kind in (Session, Store))
+SESSION = (*CHAT, *(File(30, rows, 3, 64) for rows in (4096, 16384)))
 TABLES = tuple(Tables(n) for n in (10, 100, 1000, 10_000))
 SUITES: dict[str, Sequence[Case]] = {
     "attn": ATTENTION,
@@ -41,7 +43,7 @@ QUICK: dict[str, Sequence[Case]] = {
     "attn": (Attention(1, 40, 4, 2, 32), Attention(17, 40, 4, 2, 32)),
     "dense": (Product(48, 64, 1), Product(48, 64, 33)),
     "model": (Model("q4_1", 16),),
-    "session": (Session(2, 16, 2, 32), Store(2, 16, 2, 32)),
+    "session": (Session(2, 16, 2, 32), Store(2, 16, 2, 32), File(2, 16, 2, 32)),
     "tables": (Tables(10),),
 }
 ON_MATRIX_UNITS = ("f16", "q8_0")  # the formats of prefill: f32 cells are multiplied in f32
@@ -74,7 +76,7 @@ GPU_QUICK: dict[str, Sequence[Case]] = {
     "dense": (Product(48, 64, 1),),
     "model": (Model("q4_1", 16, ("f16",), read_as="f16"),),
 }
-KINDS: tuple[type[Case], ...] = (Attention, Batch, Product, Model, Session, Store, Tables)
+KINDS: tuple[type[Case], ...] = (Attention, Batch, Product, Model, Session, Store, File, Tables)
 CASES = {kind.what: kind for kind in KINDS}
 
 

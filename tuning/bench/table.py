@@ -20,6 +20,7 @@ TITLES = {
     "model": "Whole models",
     "session": "The cell store: a chat",
     "store": "The cell store: sharing, copying, moving",
+    "file": "Session files",
     "tables": "The tables of the cell store",
 }
 WIDE = 180  # columns where the output is no terminal

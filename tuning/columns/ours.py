@@ -14,6 +14,7 @@ from tuning.bench import inputs
 from tuning.bench.cases import Attention, Case, Product, copies
 from tuning.bench.protocol import Absent, Message
 from tuning.columns import machine
+from tuning.columns.ours_file import file
 from tuning.columns.ours_model import model
 from tuning.columns.ours_session import session
 from tuning.columns.ours_store import store
@@ -93,6 +94,7 @@ if __name__ == "__main__":
             "model": model,
             "session": session,
             "store": store,
+            "file": file,
             "tables": tables,
         },
         kernels_numba.environment,
