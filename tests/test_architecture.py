@@ -27,7 +27,7 @@ LAYERS = (
     ("functional", "graph", "testing"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "generation", "resuming", "engine", "perplexity"),
+    ("loading", "prompts", "generation", "resuming", "engine", "perplexity", "sessions"),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -70,18 +70,23 @@ def verify(args: argparse.Namespace) -> int:
 def _checked(file: SessionFile) -> dict[str, str]:
     """What was looked at, in words."""
     header, counts = file.header, file.header.counts
-    told = ", ".join(f"{n} {name}" for name, n in counts.items() if name != "counters")
+    told = ", ".join(_counted(n, name) for name, n in counts.items() if name != "counters")
     rows = f"K and V of {header.n_rows} cells of {header.cell_bytes} bytes in {header.n_layer}"
-    engine = host.version(file.host)
-    kept = "as an engine writes it, its facts of numbers those of the fingerprint"
+    engine, (_, facts) = host.version(file.host), host.told(file.host)
+    kept = "as an engine writes it, "
+    kept += "its facts of numbers those of the fingerprint" if facts else "no facts of numbers"
     return {
         "header": f"version 2, {header.fmt} on {header.backend_name}, n_ctx {header.n_ctx}",
         "size": f"{file.size} bytes, as the header says",
         "checksum": f"xxh3-128 {file.checksum.hex()} of all before it",
         "tables": f"{told}: no contradiction",
         "rows": f"{rows} layers; bytes that hold no element are zero",
-        "host": f"{header.host_bytes} bytes" + (f", {kept}" if engine else ""),
+        "host": f"{header.host_bytes} bytes" + (f", {kept}" if engine is not None else ""),
     }
+
+
+def _counted(n: int, names: str) -> str:
+    return f"{n} {names.removesuffix('s') if n == 1 else names}"
 
 
 def _compare_weights(args: argparse.Namespace, file: SessionFile, report: dict[str, Any]) -> bool:

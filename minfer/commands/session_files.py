@@ -36,8 +36,7 @@ def extract_sequence(args: argparse.Namespace) -> None:
             made = write_session(file, args.seq, args.output, keep_share=keep, progress=_bar(args))
             report["n_ctx"], report["runs"] = made.n_ctx, made.n_runs
         report["rows"] = file.tables.entries[args.seq].written
-        others = len(file.tables.entries) - 1
-        state = file.header.host_bytes > 0 and kind == SESSION and others > 0
+        state = file.header.host_bytes > 0 and kind == SESSION and len(file.tables.entries) > 1
     if args.json:
         print(json.dumps(report))
         return
@@ -45,9 +44,8 @@ def extract_sequence(args: argparse.Namespace) -> None:
     size = human(Path(args.output).stat().st_size)
     print(f"{args.output}: sequence {args.seq}, {report['rows']} rows, {what}, {size}")
     if state:
-        print(
-            f"note: the host's state stayed behind, it may be of {others} others", file=sys.stderr
-        )
+        note = "note: the host's state stayed behind; it may be that of another sequence"
+        print(note, file=sys.stderr)
 
 
 def _refuse_options(args: argparse.Namespace, kind: str) -> None:
@@ -118,9 +116,7 @@ def _as_text(made: Transcoded, args: argparse.Namespace) -> str:
         lines.append(f"  error: {_figures(total)}")
         lines.append(f"  worst: {which.upper()} of layer {layer}, {_figures(worst)}")
         if total.lost:
-            lines.append(
-                f"  {total.lost} elements overflowed: they are finite in the old file only"
-            )
+            lines.append(f"  {total.lost} elements overflowed: finite in the old file only")
     how = "as exactly as the old file" if made.bitwise else "but not bitwise: numbers are others"
     return "\n".join([*lines, f"  it resumes, {how}"])
 

@@ -122,7 +122,7 @@ def _add_advise(tools: Tools[Parser]) -> None:
     p = add(
         tools,
         "advise",
-        "session_advise.advise",
+        "session_advise.advise_session",
         "replay a session with every cache type, and say which one suits its text",
         "  minfer session advise smollm2 chat.json.kv\n"
         "  minfer session advise smollm2 chat.json.kv --plot heads.png\n"

@@ -173,6 +173,12 @@ def _against(versus: Versus, heads: Heads) -> list[str]:
     return found
 
 
+def by_layer(candidate: Candidate, which: str) -> list[list[float]]:
+    """Relative errors of K or V rows, [layer][head]."""
+    heads = candidate.heads.items()
+    return [one.relative_by_head.tolist() for (_, of), one in heads if of == which]
+
+
 def worst_heads(candidate: Candidate, n: int) -> list[tuple[int, str, int, float]]:
     """The `n` heads with the largest relative error: layer, "k" or "v", head, error."""
     errors = [
@@ -200,10 +206,5 @@ def _candidate_json(one: Candidate) -> dict[str, Any]:
         "cache_bytes": one.cache_bytes,
         "against": list(one.against),
         "versus": None if one.versus is None else vars(one.versus),
-        "relative_rms": {
-            name: [
-                d.relative_by_head.tolist() for (_, which), d in one.heads.items() if which == name
-            ]
-            for name in WHICH
-        },
+        "relative_rms": {which: by_layer(one, which) for which in WHICH},
     }

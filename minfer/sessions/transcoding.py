@@ -135,6 +135,6 @@ def _refuse_small(where: str, n_ctx: int, needed: int, what: str) -> None:
     if needed > n_ctx:
         raise Refusal(
             "5.3",
-            f"{where} does not fit in {n_ctx} cells: {needed} {what}; give --n-ctx {needed} at least",
+            f"{where} does not fit in {n_ctx} cells: {needed} {what}; give {needed} or more",
             {"n_ctx": n_ctx, "needed": needed},
         )
