@@ -107,7 +107,7 @@ def arena(of: Tables) -> str:
     """The map, as wide as the terminal; in ASCII where the output spells nothing else."""
     shades = shades_of(sys.stdout.encoding)
     label = len(str(of.n_ctx))
-    drawn = draw(of, shutil.get_terminal_size().columns - label - 2, shades)
+    drawn = draw(of, shutil.get_terminal_size().columns - label - 1, shades)
     per = "a cell each" if drawn.per == 1 else f"{drawn.per} cells each"
     lines = [f"map, {per}; below a run's number, its last digit of 36", legend(shades)]
     for line in drawn.lines:
