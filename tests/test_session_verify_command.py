@@ -105,14 +105,8 @@ def test_a_proof_leaves_the_session_as_it_was(tiny_gguf: Path, saved: Path) -> N
     other.store.check()
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [(1, "gives another row and logits"), (-1, "gives another row and logits")],
-    ids=["earlier", "last"],
-)
-def test_one_bit_of_a_key_fails_the_proof(
-    call, tiny_gguf: Path, saved: Path, row: int, told: str
-) -> None:
+@pytest.mark.parametrize("row", [1, -1], ids=["earlier", "last"])
+def test_one_bit_of_a_key_fails_the_proof(call, tiny_gguf: Path, saved: Path, row: int) -> None:
     """An earlier row shows in what the model makes of it; the last one is compared itself."""
     with verified(saved) as file:
         n = file.tables.entries[0].written
@@ -121,7 +115,7 @@ def test_one_bit_of_a_key_fails_the_proof(
     done = call(saved, "--prove", tiny_gguf)
     assert done.code == 1
     (line,) = [line for line in done.out.splitlines() if line.startswith("  seq 0 ")]
-    assert "NOT proved: token" in line and (told in line or (row == -1 and "another row" in line))
+    assert "NOT proved: token" in line and " gives another row and logits " in line
     report = json.loads(call(saved, "--prove", tiny_gguf, "--json").out)
     proof = report["proofs"][0]
     assert not proof["holds"] and not proof["same_row"]
@@ -217,12 +211,11 @@ def test_cells_by_place_and_a_file_that_changes(saved: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_smollm2_is_proved(call, smollm2: Path, tmp_path: Path, fmt: str) -> None:
+def test_smollm2_is_proved(call, smollm2: Path, tmp_path: Path) -> None:
     path = tmp_path / "e.kv"
-    engine = engine_session(smollm2, path, cache_type=fmt)
+    engine = engine_session(smollm2, path, cache_type="q8_0")
     done = call(path, "--prove", smollm2, "--model-hash", smollm2)
     assert done.code == 0 and done.out.count(" proved: token ") == 2
     assert f"weights   equal, {engine.model_hash}" in done.out
     row_changed(path, layer=3, which=0, row=1, byte=2, by=0x40)
-    assert call(path, "--prove", smollm2).code == 1
+    assert [proof.holds for proof in prove(engine, path)] == [False, False]

@@ -35,8 +35,8 @@ def parse_layers(text: str | None, n_layer: int) -> list[int]:
         return list(range(n_layer))
     layers: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        ends = [first, last or first]
+        first, dash, last = part.partition("-")
+        ends = [first, last if dash else first]
         numbers = [int(end) if end.isdecimal() and len(end) < 10 else n_layer for end in ends]
         if not numbers[0] <= numbers[1] < n_layer:
             raise Refusal(
