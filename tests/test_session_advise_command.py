@@ -180,12 +180,11 @@ def test_heads_that_are_no_blocks(call, tmp_path: Path) -> None:
     model = tmp_path / "d16.gguf"
     write_tiny_gguf(model, head_dim=16, n_head=8, n_head_kv=4)
     told_store().store.save(tmp_path / "s.kv")
-    done = call(model, tmp_path / "s.kv", "--tokens", "5,6,7,8", "--plot", tmp_path / "p.png")
+    done = call(model, tmp_path / "s.kv", "--tokens", "5,6,7,8")
     assert done.code == 0
     assert "not q8_0: a q8_0 cache needs head_dim and n_kv_embd in whole blocks" in done.out
-    assert "
-q8_0  " in done.out and "  cannot be used
-" in done.out
+    (line,) = [line for line in done.out.splitlines() if line.startswith("q8_0 ")]
+    assert line.endswith("cannot be used")
 
 
 def test_a_format_whose_logits_are_not_finite(
@@ -208,6 +207,7 @@ def test_a_format_whose_logits_are_not_finite(
 
 
 def test_a_picture(call, tiny_gguf: Path, saved: Path, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
     out = tmp_path / "heads.png"
     assert call(tiny_gguf, saved, "--plot", out).code == 0
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
