@@ -174,3 +174,19 @@ def test_damage_and_missing_files(call, tmp_path: Path) -> None:
     assert call(a, tmp_path / "none.kv").code == 2
     (tmp_path / "b.kv").write_bytes(a.read_bytes()[:-1])
     assert call(a, tmp_path / "b.kv").code == 3
+
+
+def test_a_file_that_changes_meanwhile(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (saved(told_store(), tmp_path / name) for name in ("a.kv", "b.kv"))
+    cells = SessionFile.cells
+
+    def changing(file: SessionFile, *what):
+        if file.path == b:
+            put(b, 0, b"late")
+        return cells(file, *what)
+
+    monkeypatch.setattr(SessionFile, "cells", changing)
+    done = call(a, b)
+    assert done.code == 3 and "b.kv was changed while it was read" in done.err

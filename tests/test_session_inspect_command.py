@@ -183,6 +183,8 @@ def test_empty_and_full_arenas() -> None:
     less = Tables(8, {0: Run(0, 0, 8, 4)}, {4: Entry(0, 3)}, Counts(), 1)
     found = draw(less, 1, UNICODE)
     assert found == (2, [(0, "█", "0"), (2, "▓", "0"), (4, "░", "0"), (6, "░", "0")])
+    partly = Tables(12, {0: Run(0, 0, 2, 4), 1: Run(1, 3, 1, 5)}, {4: Entry(0, 2)}, Counts(), 2)
+    assert [line.held for line in draw(partly, 1, ASCII).lines] == ["#", ".", ".", "."]
 
 
 def test_a_huge_arena_takes_no_memory(call, saved: Path) -> None:

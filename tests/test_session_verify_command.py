@@ -105,21 +105,28 @@ def test_a_proof_leaves_the_session_as_it_was(tiny_gguf: Path, saved: Path) -> N
     other.store.check()
 
 
-@pytest.mark.parametrize("row", [1, -1], ids=["earlier", "last"])
-def test_one_bit_of_a_key_fails_the_proof(call, tiny_gguf: Path, saved: Path, row: int) -> None:
-    """An earlier row shows in what the model makes of it; the last one is compared itself."""
+@pytest.mark.parametrize(
+    ("layer", "row", "same_row", "same_logits"),
+    [(0, 1, False, False), (1, 1, True, False), (0, -1, False, True)],
+    ids=["an earlier row", "the last layer", "the last row"],
+)
+def test_one_bit_of_a_key_fails_the_proof(
+    call, tiny_gguf: Path, saved: Path, layer: int, row: int, same_row: bool, same_logits: bool
+) -> None:
+    """A row shows in what later layers make of it, and the last one is compared itself."""
     with verified(saved) as file:
         n = file.tables.entries[0].written
-    row_changed(saved, layer=0, which=0, row=row % n, byte=2, by=0x40)
+    row_changed(saved, layer, which=0, row=row % n, byte=2, by=0x40)
     assert call(saved).code == 0  # a sound file of other rows
     done = call(saved, "--prove", tiny_gguf)
     assert done.code == 1
     (line,) = [line for line in done.out.splitlines() if line.startswith("  seq 0 ")]
-    assert "NOT proved: token" in line and " gives another row and logits " in line
+    told = "the saved row" if same_row else "another row"
+    assert "NOT proved: token" in line and f" gives {told} and logits " in line
     report = json.loads(call(saved, "--prove", tiny_gguf, "--json").out)
     proof = report["proofs"][0]
-    assert not proof["holds"] and not proof["same_row"]
-    assert (proof["logits"] == proof["saved_logits"]) == (row == -1)
+    assert not proof["holds"] and proof["same_row"] == same_row
+    assert (proof["logits"] == proof["saved_logits"]) == same_logits
 
 
 def test_other_numbers_are_told_first(call, tiny_gguf: Path, saved: Path) -> None:
