@@ -312,9 +312,10 @@ def test_a_quick_run_times_every_case_after_its_check() -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert len(report["rows"]) == 2 * 3 + 7 * 3 + (7 * 3 - 1) + 12
+    assert len(report["rows"]) == 2 * 3 + 7 * 3 + (7 * 3 - 1) + 3 * 3 + 12
     for row in report["rows"]:
-        for name in ("ours", "control"):
+        copied = ["copy"] if row["what"] == "file" else []
+        for name in ("ours", "control", *copied):
             cell = row["columns"][name]
             assert cell["check"]["passed"], (row["label"], cell)
             assert cell["status"] in ("timed", "impossible")

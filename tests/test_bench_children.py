@@ -83,9 +83,9 @@ def test_arrays_travel_bit_by_bit() -> None:
 
 
 def test_peers_that_are_not_there_are_absent_with_the_way_to_get_them(tmp_path: Path) -> None:
-    assert ["--peers" in c.missing for c in columns(None)] == [False, False, True, True]
+    assert ["--peers" in c.missing for c in columns(None)] == [False, False, False, True, True]
     gone = columns(tmp_path / "python")
-    assert all("make peers" in c.missing and str(tmp_path) in c.missing for c in gone[2:])
+    assert all("make peers" in c.missing and str(tmp_path) in c.missing for c in gone[3:])
     broken = Column("ggml", lambda: Child([sys.executable, "-c", "import no_such_module"]))
     with opened([broken]):
         assert broken.child is None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from minfer.models.gguf import GgufFile
 from minfer.models.keys import architecture_of
@@ -61,9 +62,9 @@ def full(file: GgufFile, progress: bool = False) -> bytes:
     return bytes(hashed.digest())
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> FileIO:
     # Not the map: a file that another program cuts short would end this one.
-    return path.open("rb", buffering=0)  # type: ignore[return-value]
+    return path.open("rb", buffering=0)
 
 
 def _of_tables(file: GgufFile) -> Any:
