@@ -138,6 +138,7 @@ def test_names_in_the_host_part(call, tiny_gguf: Path, tmp_path: Path) -> None:
     engine = engine_session(tiny_gguf, a)
     engine.save(b, {"stream_tokens": [1], "more": {"x": 2}})
     done = call(a, b)
+    assert "numerics" not in done.out
     assert done.code == 1 and "  host: state.stream_tokens, state.more" in done.out.splitlines()
 
 
@@ -190,3 +191,19 @@ def test_a_file_that_changes_meanwhile(
     monkeypatch.setattr(SessionFile, "cells", changing)
     done = call(a, b)
     assert done.code == 3 and "b.kv was changed while it was read" in done.err
+
+
+def test_facts_of_numbers(call, tiny_gguf: Path, tmp_path: Path) -> None:
+    """They are listed where both files tell them."""
+    a, b, c = (tmp_path / f"{name}.kv" for name in "abc")
+    engine_session(tiny_gguf, a)
+    engine_session(tiny_gguf, b, weights="q8_0")
+    facts = json.loads(call(a, b, "--json").out)["facts"]
+    assert facts["numerics.facts.matvec f32"][1] is None
+    assert "numerics.facts.device" not in facts
+    assert call.func("session", "transcode", a, c, "--cache-type", "f16").code == 0
+    done = call(a, c)
+    assert "numerics.facts" not in done.out
+    assert "  sequences 1: last.logits " in done.out
+    fingerprint = json.loads(call(a, c, "--json").out)["facts"]["numerics.fingerprint"]
+    assert fingerprint[0] == facts["numerics.fingerprint"][0] and fingerprint[1] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from saved_sessions import engine_session, header_changed, told_store
 from stores import FORMATS
 
+from minfer.commands.parser import build_parser
 from minfer.commands.session_text import printable, shades_of
 from minfer.format import cell_bytes
 from minfer.kv.runs import Counts, Entry, LastRow, Run, Share
@@ -18,7 +20,9 @@ from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.kv.session.writing import write
 from minfer.kv.store import KvStore
+from minfer.sessions import advice
 from minfer.sessions.arena_map import ASCII, UNICODE, draw, legend
+from minfer.sessions.opening import verified
 
 
 @pytest.fixture
@@ -225,3 +229,36 @@ def test_help_has_examples(call) -> None:
         assert done.code == 0 and f"minfer session {tool} " in done.out.split("examples:")[1]
     assert "2 refused, 3 damaged" in call("--help").out
     assert call().code == 2
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "session-tools.md"
+
+
+def test_the_page_shows_commands_that_exist_and_names_every_option() -> None:
+    text, parser = PAGE.read_text(), build_parser()
+    shown = re.findall(r"^\$ minfer (session .*)$", text, re.MULTILINE)
+    assert {parser.parse_args(line.split()).command for line in shown} == {
+        *("session.inspect", "session.verify", "session.diff", "session_advise.advise_session"),
+        *("session_files.extract_sequence", "session_files.transcode_file"),
+    }
+    for line in shown:
+        options = vars(parser.parse_args(line.split()))
+        for name in options.keys() - {"command", "file", "model", "output", "a", "b"}:
+            assert f"--{name.replace('_', '-')}" in text, name
+
+
+def test_the_example_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, PAGE.name, "exec"), {})
+    assert capsys.readouterr().out == "32\nTrue\n"
+    with verified("long.kv") as file:
+        assert file.header.n_ctx == 128
+
+
+def test_limits_on_the_page_are_those_of_the_code() -> None:
+    told = "mean KL of at most 0.01 nats a token, no token above 1, the same likeliest token in at"
+    assert told in PAGE.read_text() and "least 95 %" in PAGE.read_text()
+    assert (advice.KL_MEAN, advice.KL_MAX, advice.TOP1) == (0.01, 1.0, 0.95)

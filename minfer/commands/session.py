@@ -12,6 +12,7 @@ from minfer.commands import session_diff, session_text
 from minfer.commands.loading import load_engine
 from minfer.errors import Refusal
 from minfer.kv.session import host
+from minfer.kv.session.header import VERSION
 from minfer.kv.session.reading import SessionFile
 from minfer.ops import F32
 from minfer.pull import resolve_model
@@ -76,7 +77,7 @@ def _checked(file: SessionFile) -> dict[str, str]:
     kept = "as an engine writes it, "
     kept += "its facts of numbers those of the fingerprint" if facts else "no facts of numbers"
     return {
-        "header": f"version 2, {header.fmt} on {header.backend_name}, n_ctx {header.n_ctx}",
+        "header": f"version {VERSION}, {header.fmt} on {header.backend_name}, n_ctx {header.n_ctx}",
         "size": f"{file.size} bytes, as the header says",
         "checksum": f"xxh3-128 {file.checksum.hex()} of all before it",
         "tables": f"{told}: no contradiction",

@@ -8,7 +8,7 @@ from typing import Any
 from minfer.commands.columns import aligned
 from minfer.commands.session_text import printable
 from minfer.kv.session.pieces import WHICH
-from minfer.sessions.comparing import Comparison, Pair, Rows
+from minfer.sessions.comparing import Comparison, Pair, Rows, differing, flat
 from minfer.sessions.deviation import Deviation
 
 
@@ -60,8 +60,8 @@ def _changed(pair: Pair) -> str:
     """What differs between two records, or who alone has one."""
     if None in pair:
         return f"only in {'b' if pair[0] is None else 'a'}"
-    names = [name for name in pair[0] if pair[0][name] != pair[1][name]]
-    return ", ".join(f"{name} {_beside((pair[0][name], pair[1][name]))}" for name in names)
+    fields = differing(*map(flat, pair))
+    return ", ".join(f"{name} {_beside(values)}" for name, values in fields.items())
 
 
 def _rows_text(rows: Rows, by: str) -> Iterable[str]:

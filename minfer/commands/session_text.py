@@ -111,7 +111,8 @@ def arena(of: Tables) -> str:
     per = "a cell each" if drawn.per == 1 else f"{drawn.per} cells each"
     lines = [f"map, {per}; below a run's number, its last digit of 36", legend(shades)]
     for line in drawn.lines:
-        lines += [f"{line.cell:{label}} {line.held}", f"{'':{label}} {line.runs}".rstrip()]
+        lines.append(f"{line.cell:{label}} {line.held}")
+        lines += [f"{'':{label}} {line.runs}"] if line.runs else []
     return "\n".join(lines)
 
 

@@ -66,7 +66,7 @@ def compare(a: SessionFile, b: SessionFile, *, progress: bool = False) -> Compar
         file.refuse_changed()
     return Comparison(
         a.checksum == b.checksum,
-        differing(*(flat(facts) for facts in told)),
+        _facts(*told),
         {k: pair for name in LISTED for k, pair in _records(name, *told).items()},
         _host(a.host, b.host),
         rows,
@@ -90,6 +90,13 @@ def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
     """The values of both under every name where they are not the same."""
     pairs = {name: (a.get(name), b.get(name)) for name in {**a, **b}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _facts(*told: Facts) -> dict[str, Pair]:
+    """All but tables; facts of numbers only where both files tell some."""
+    pairs = differing(*map(flat, told))
+    both = all(facts["numerics"]["facts"] for facts in told)
+    return {k: pair for k, pair in pairs.items() if both or not k.startswith("numerics.facts.")}
 
 
 def _records(name: str, *told: Facts) -> dict[str, Pair]:
