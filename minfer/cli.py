@@ -1,4 +1,4 @@
-"""The command line: `minfer run | ppl | pull | session | explain | variants | devices`.
+"""The command line: `minfer run | chat | ppl | pull | session | explain | variants | devices`.
 
 Exit codes (contract 0.2): 0 done, 1 done and the answer is no, 2 refused, 3 damaged file,
 70 internal error, 130 interrupted.
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 LINE = 1000  # characters of a complaint
 OPTIONAL = {  # what the extras `cpu` and `models` install
     *("numba", "llvmlite"),
-    *("gguf", "huggingface_hub", "jinja2", "psutil", "tokenizers", "tqdm"),
+    *("gguf", "huggingface_hub", "jinja2", "prompt_toolkit", "psutil", "tokenizers", "tqdm"),
 }
 
 

@@ -131,10 +131,14 @@ class Device:
             raise Refusal("0.3", reason, {"device": self.name})
         return importlib.import_module(self.backend.package)
 
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether arrays on this device lie in a GPU's memory rather than the host's."""
+        return self.package().compute_capability() is not None
+
     def free_bytes(self) -> int | None:
         """Bytes that arrays on this device can still take; None where nobody knows."""
-        on_gpu = self.package().compute_capability() is not None
-        return memory.gpu_free_bytes() if on_gpu else memory.free_bytes()
+        return memory.gpu_free_bytes() if self.has_own_memory else memory.free_bytes()
 
     def __str__(self) -> str:
         return self.name

@@ -26,6 +26,7 @@ FLAGS = (
     "MINFER_NO_FUSED_Q8_KV",
     "MINFER_SANITIZE_CELLS",
     "MINFER_NO_KV_DEFRAG",
+    "MINFER_NO_CONTEXT_SHIFT",
     "MINFER_METAL_SIM",
     "TRITON_INTERPRET",
 )
@@ -35,6 +36,7 @@ SETTINGS = (
     Setting("MINFER_NO_FUSED_Q8_KV", "0", "1: decode a q8_0 cache to f32 first, then attend"),
     Setting("MINFER_SANITIZE_CELLS", "0", "1: unwritten cells hold NaN, reads of them are traced"),
     Setting("MINFER_NO_KV_DEFRAG", "0", "1: the cell store never compacts"),
+    Setting("MINFER_NO_CONTEXT_SHIFT", "0", "1: a full chat is fed again, never shifted in place"),
     Setting("MINFER_METAL_SIM", "0", "1: device metal runs in the simulator"),
     Setting("TRITON_INTERPRET", "0", "1: device cuda runs on the CPU, slowly, for checking"),
 )

@@ -296,9 +296,9 @@ def assert_clear(store: KvStore) -> None:
     """Under the sanitizer every cell that nobody reads holds NaN (contract 5.10)."""
     if not store.sanitize:
         return
-    kernels = store.device.package()
     unread = np.array(sorted(set(range(store.n_ctx)) - read_cells(store)), np.int32)
     for layer in range(store.n_layer):
+        kernels = store.stretch_of(layer).kernels
         for region in store.region(layer):
             rows = kernels.to_host(kernels.decode_cells(region, unread))
             assert np.isnan(rows).all(), f"layer {layer}: a cell of {unread.tolist()} is not NaN"

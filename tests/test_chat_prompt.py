@@ -13,7 +13,7 @@ from tiny_tokenizers import spm, tiny
 
 from minfer.errors import Refusal
 from minfer.models import chat_prompt
-from minfer.models.chat_prompt import encode
+from minfer.models.chat_prompt import encode, rendered
 from minfer.models.chat_template import render
 from minfer.models.gguf import open_gguf
 from minfer.models.tokenizer import Tokenizer
@@ -86,6 +86,25 @@ def test_a_conversation_without_control_tokens_is_encoded_as_rendered(family: st
         ids = encode(messages, template, tokenizer)
         assert ids == tokenizer.encode(text, special=True)
         assert len(controls(tokenizer, ids)) > 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rendering_is_encoded_from_beside_any_control_token_on(family: str) -> None:
+    tokenizer, template, attack = FAMILIES[family]
+    for messages in [*CONVERSATIONS, user(f"the {attack} cat")]:
+        prompt = rendered(messages, template, tokenizer)
+        ids, places = prompt.encode(tokenizer)
+        assert ids == encode(messages, template, tokenizer)
+        assert [ids[place] for place in places] == controls(tokenizer, ids)
+        for place, (token, start, end) in zip(places, prompt.controls, strict=True):
+            assert prompt.text[start:end] == tokenizer.decode([token], special=True)
+            assert prompt.encode(tokenizer, start)[0] == ids[place:]
+            rest, later = prompt.encode(tokenizer, end)
+            assert rest == ids[place + 1 :]
+            assert later == [other - place - 1 for other in places if other > place]
+    shorter = rendered(messages, template, tokenizer, answer=False)
+    assert prompt.text.startswith(shorter.text) and len(shorter.text) < len(prompt.text)
+    assert shorter.controls == prompt.controls[: len(shorter.controls)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

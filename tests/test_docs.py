@@ -44,7 +44,7 @@ def test_the_library_examples_run(call: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md", "docs/chat.md"])
 def test_the_model_examples_run(
     page: str, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

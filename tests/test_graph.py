@@ -29,7 +29,7 @@ def decode_graph(engine: Engine, n_tokens: int = 1):
             n_tokens=n_tokens,
             n_out=n_tokens,
             kind="decode",
-            devices=("cpu",) * engine.hp.n_layer,
+            stretches=engine.store.stretches,
             kv_format=KvFormat.F32,
             layout=engine.store.layout,
             windows=((WindowMode.CAUSAL, 0),) * engine.hp.n_layer,
@@ -73,7 +73,7 @@ def test_tiles_have_the_height_of_the_bound_variant(engine: Engine, kind: str) -
     planned = StepInputs(kind, WindowMode.CAUSAL, (40,), at, at, None)
     filled = fill_batch_inputs(graph, planned, [5] * 40, range(40), 512)
     height = int(receipt.config.get("block_m", 1))
-    assert filled["tiles"][:, 1].max() == height == (32 if kind == "prefill" else 1)
+    assert filled["tiles", 0][:, 1].max() == height == (32 if kind == "prefill" else 1)
 
 
 def test_intermediate_rows_are_dropped_after_their_last_use(engine: Engine) -> None:
@@ -115,7 +115,7 @@ def test_fill_checks_every_bound(engine: Engine, over: dict, message: str) -> No
     planned = replace(good(), **{k: v for k, v in over.items() if k not in ("tokens", "out_rows")})
     tokens, rows = over.get("tokens", [5]), over.get("out_rows", [0])
     graph = decode_graph(engine)
-    assert fill_batch_inputs(graph, good(), [5], [0], 512)["tokens"].tolist() == [5]
+    assert fill_batch_inputs(graph, good(), [5], [0], 512)["tokens", 0].tolist() == [5]
     with pytest.raises(Refusal, match=message):
         fill_batch_inputs(graph, planned, tokens, rows, 512)
 
@@ -171,7 +171,7 @@ def test_a_graph_never_runs_on_cells_of_another_format_or_width(
 
 
 def params(n: int) -> GraphParams:
-    return GraphParams(n, n, "decode", ("cpu",), KvFormat.F32, "canonical", ())
+    return GraphParams(n, n, "decode", (), KvFormat.F32, "canonical", ())
 
 
 def test_equal_params_reuse_a_graph_and_old_ones_leave() -> None:

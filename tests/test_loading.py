@@ -50,7 +50,7 @@ def test_weights_are_placed_one_by_one_and_shared(
     assert [id(a.base) for a in arrays] == [id(a) for a in placing[: len(arrays)]]
     homes = {id(owner(array)) for array in arrays}
     assert len(homes) == len(arrays), "dropped one by one: no two in one piece of memory"
-    tables = [t for pair in engine._graphs._tables.values() for t in pair]
+    tables = [t for of in engine._graphs._tables for pair in of.values() for t in pair]
     assert all(type(table) is Placed for table in tables)
     placed = len(placing)
     other = engine.with_cache("f16")

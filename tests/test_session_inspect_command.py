@@ -16,6 +16,7 @@ from minfer.commands.parser import build_parser
 from minfer.commands.session_text import printable, shades_of
 from minfer.format import cell_bytes
 from minfer.kv.runs import Counts, Entry, LastRow, Run, Share
+from minfer.kv.session import host
 from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.kv.session.writing import write
@@ -23,6 +24,7 @@ from minfer.kv.store import KvStore
 from minfer.sessions import advice
 from minfer.sessions.arena_map import ASCII, UNICODE, draw, legend
 from minfer.sessions.opening import verified
+from minfer.sessions.progress import bar
 
 
 @pytest.fixture
@@ -221,6 +223,27 @@ def test_what_is_no_sound_session_is_refused(call, saved: Path, tmp_path: Path) 
 def told_bytes(folder: Path) -> bytes:
     told_store().store.save(folder / "again.kv")
     return (folder / "again.kv").read_bytes()
+
+
+def test_text_that_no_encoding_spells(call, tiny_gguf: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "e.kv", tmp_path / "out.kv"
+    engine = engine_session(tiny_gguf, path)
+    packed = host.pack("m\x9b", "", {}, {"name": "AB"}).replace(b"AB", b"\\ud800\\u0007")
+    engine.store.save(path, packed)
+    shown = call("inspect", path, "--host")
+    assert shown.code == 0 and shown.out.endswith('  name: "\\ud800\\u0007"\n')
+    assert "\x9b" not in shown.out
+    assert call("transcode", path, out, "--cache-type", "f16").code == 0
+    facts = json.loads(call("inspect", out, "--json", "--host").out)
+    assert facts["state"] == {"name": "\ud800\x07"} and facts["model"]["name"] == "m?"
+
+
+def test_a_bar_counts_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    for show in (True, False):
+        with bar(300, "working", " rows", show=show) as update:
+            update(300)
+    shown = capsys.readouterr().err
+    assert shown.count("working: 100%") == 1 and "300/300" in shown
 
 
 def test_help_has_examples(call) -> None:

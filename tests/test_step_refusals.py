@@ -200,8 +200,10 @@ def test_a_layer_that_is_written_is_not_replayed_too() -> None:
 def test_a_device_that_answers_no_more_loses_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store, gone = make_store(), []
     store.reserve(1, 8)
-    fake = SimpleNamespace(**{**vars(store.kernels), "to_host": lambda array: gone and 1 / 0})
-    monkeypatch.setattr(store._arena, "kernels", fake)
+    fake = SimpleNamespace(
+        **{**vars(store.kernels), "to_host": lambda array: 1 / 0 if gone else array}
+    )
+    monkeypatch.setitem(vars(store.stretches[0]), "kernels", fake)
     for dead in (False, True):
         gone[:] = [dead] * dead
         with pytest.raises(RuntimeError, match="illegal address"), store.step(BATCH):
@@ -225,7 +227,7 @@ def test_a_device_that_answers_no_more_loses_the_store(monkeypatch: pytest.Monke
 def test_a_refusal_in_a_step_does_not_ask_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(sanitize=False)  # the sanitizer wipes cells, by kernels
     store.reserve(1, 8)
-    monkeypatch.setattr(store._arena, "kernels", None)
+    monkeypatch.setitem(vars(store.stretches[0]), "kernels", None)
     with pytest.raises(Refusal, match="unwritten"), store.step(BATCH):
         pass
     assert store.written(1) == 0

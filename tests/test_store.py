@@ -118,9 +118,7 @@ def test_bytes_of_a_store(cache_type: str, words: int) -> None:
     store = make_store(cache_type)
     held = sum(r.arrays[0].nbytes for i in range(N_LAYER) for r in store.region(i))
     assert held == 2 * N_LAYER * 24 * words * 4
-    assert held == KvStore.memory_bytes(
-        n_layer=N_LAYER, n_ctx=24, n_head_kv=N_HEAD_KV, head_dim=HEAD_DIM, fmt=store.fmt
-    )
+    assert held == sum(need.n_bytes for need in store.needs(store.fmt))
     assert store.layout == "canonical"
 
 

@@ -21,6 +21,7 @@ def add(
     command: str,
     summary: str,
     example: str,
+    json: str = "print one JSON object for machines",
 ) -> Parser:
     """A command; `command` is its function below `minfer.commands`, imported when it runs."""
     parser = commands.add_parser(
@@ -31,5 +32,5 @@ def add(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=command)
-    parser.add_argument("--json", action="store_true", help="print one JSON object for machines")
+    parser.add_argument("--json", action="store_true", help=json)
     return parser

@@ -29,7 +29,13 @@ def add_engine_options(p: argparse.ArgumentParser, n_ctx: str) -> None:
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
     add_numbers(p)
     p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
-    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    add_device(p)
+
+
+def add_device(p: argparse.ArgumentParser) -> None:
+    """Where a model computes."""
+    where = f"{', '.join(DEVICES)}, or layers on each in order: cpu:10,cuda:20; default cpu"
+    p.add_argument("--device", default="cpu", metavar="D", help=where)
 
 
 def add_numbers(p: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"minfer {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     _add_run(commands)
+    _add_chat(commands)
     _add_ppl(commands)
     _add_pull(commands)
     _add_explain(commands)
@@ -50,6 +51,26 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     p.add_argument("--chat", action="store_true", help="wrap the prompt in the chat template")
     p.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
     p.add_argument("--receipt", action="store_true", help="say which kernels ran, and why")
+    add_sampling(p)
+
+
+def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
+    p = add(
+        commands,
+        "chat",
+        "chat.chat",
+        "talk with a model, in a session that goes on where it stopped",
+        "  minfer chat smollm2\n"
+        '  minfer chat smollm2 --session trip.json --system "Be brief." --cache-type q8_0\n'
+        "  minfer chat smollm2 --json < questions.txt",
+        json="print events for machines, one JSON object a line",
+    )
+    add_model(p)
+    kept = "keep the history in FILE and the cache in FILE.kv, and go on from them"
+    p.add_argument("--session", metavar="FILE", help=kept)
+    p.add_argument("--system", metavar="TEXT", help="system message of a new chat")
+    p.add_argument("-n", "--max-tokens", type=int, metavar="N", help="of an answer; default no end")
+    add_engine_options(p, n_ctx="cells of the cache; default 4096, fewer if trained for fewer")
     add_sampling(p)
 
 

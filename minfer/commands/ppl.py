@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from minfer import memory
 from minfer.commands.columns import aligned
 from minfer.commands.loading import load_engine, note_long_context
 from minfer.commands.reading import read_text
@@ -18,6 +17,7 @@ from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kv.checks import whole_number
+from minfer.offload import required
 from minfer.ops import DECODE, PREFILL
 from minfer.perplexity import DEFAULT_WINDOW, Result, Scores, Window, cut, measure, summarize
 
@@ -109,10 +109,8 @@ def _engines(args: argparse.Namespace, formats: Sequence[str | KvFormat | None])
     if args.n_ctx is None and first.hp.n_ctx_train < DEFAULT_WINDOW:
         first = first.with_cache(first.store.fmt, first.hp.n_ctx_train)
     others = [KvFormat.parse(fmt) for fmt in formats[1:] if fmt is not None]
-    if others:
-        needs = {f"{fmt} KV cache": first.cache_bytes(fmt) for fmt in others}
-        memory.require(needs, first.store.device.free_bytes())
-    return [first, *(first.with_cache(fmt) for fmt in others)]
+    with required(need for fmt in others for need in first.store.needs(fmt)):
+        return [first, *(first.with_cache(fmt) for fmt in others)]
 
 
 def _measure(task: Task, scores: list[list[Scores]], *, show: bool) -> None:

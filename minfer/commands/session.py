@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from typing import Any
 
 from minfer.commands import session_diff, session_text
-from minfer.commands.loading import load_engine
+from minfer.commands.loading import load_engine, shows_bar
 from minfer.errors import Refusal
 from minfer.kv.session import host
 from minfer.kv.session.header import VERSION
@@ -26,7 +25,7 @@ NO = 1  # exit code: the answer is no
 
 def inspect(args: argparse.Namespace) -> None:
     """Print what a file holds."""
-    with verified(args.file) as file:
+    with verified(args.file, progress=shows_bar(args)) as file:
         facts, tables = describe(file), file.tables
         state = _state(file)
     if args.json:
@@ -50,7 +49,7 @@ def verify(args: argparse.Namespace) -> int:
     if args.prove is None and (args.weights, args.threads, args.activations) != (None, None, F32):
         message = "--weights, --activations and --threads change nothing without --prove MODEL"
         raise Refusal("0.3", message)
-    with verified(args.file) as file:
+    with verified(args.file, progress=shows_bar(args)) as file:
         report: dict[str, Any] = {"file": file.where, "bytes": file.size, "sound": True}
         report["checked"] = checked = _checked(file)
         if args.prove is not None:
@@ -91,7 +90,7 @@ def _counted(n: int, names: str) -> str:
 
 
 def _compare_weights(args: argparse.Namespace, file: SessionFile, report: dict[str, Any]) -> bool:
-    found = compare_weights(file, resolve_model(args.model_hash), progress=_bar(args))
+    found = compare_weights(file, resolve_model(args.model_hash), progress=shows_bar(args))
     report["weights"] = {**asdict(found), "equal": found.equal}
     if not args.json:
         other = f"others: the session tells {found.told} and {args.model_hash} has {found.found}"
@@ -145,14 +144,13 @@ def _as_json(proof: Proof) -> dict[str, Any]:
 
 def diff(args: argparse.Namespace) -> int:
     """Compare two files; `NO` where they differ."""
-    with verified(args.a) as a, verified(args.b) as b:
-        found = compare(a, b, progress=_bar(args))
+    with (
+        verified(args.a, progress=shows_bar(args)) as a,
+        verified(args.b, progress=shows_bar(args)) as b,
+    ):
+        found = compare(a, b, progress=shows_bar(args))
     if args.json:
         print(json.dumps(session_diff.as_json(found, args.a, args.b)))
     else:
         print(session_diff.as_text(found, args.a, args.b))
     return 0 if found.equal else NO
-
-
-def _bar(args: argparse.Namespace) -> bool:
-    return not args.json and sys.stderr.isatty()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from minfer.commands.columns import aligned
-from minfer.commands.loading import load_engine, note_long_context
+from minfer.commands.loading import load_engine, note_long_context, shows_bar
 from minfer.commands.reading import read_text
 from minfer.engine import Engine
 from minfer.errors import Refusal
@@ -43,7 +42,7 @@ def advise_session(args: argparse.Namespace) -> None:
         picture.refuse_without_matplotlib(args.plot)
         refuse_target(args.plot, (args.file,), force=args.force)
     text = None if args.text is None else read_text(args.text)
-    with verified(args.file) as file:
+    with verified(args.file, progress=shows_bar(args)) as file:
         given = None if args.tokens is None else _ids(args.tokens)
         if text is None and given is None:
             given = session_tokens(file)
@@ -52,7 +51,7 @@ def advise_session(args: argparse.Namespace) -> None:
     tokens = (engine.encode(text or "") if given is None else given)[: args.max_tokens]
     engine = engine.with_cache(KvFormat.F32, max(1, len(tokens)))
     kind = DECODE if args.decode else PREFILL
-    found = advise(engine, tokens, kind, progress=not args.json and sys.stderr.isatty())
+    found = advise(engine, tokens, kind, progress=shows_bar(args))
     if args.plot is not None:
         picture.draw(found, args.plot)
     if args.json:

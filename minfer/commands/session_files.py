@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from minfer.commands.loading import shows_bar
 from minfer.errors import Refusal
 from minfer.kv.session.header import Header
 from minfer.memory import human
@@ -25,15 +26,17 @@ def extract_sequence(args: argparse.Namespace) -> None:
     _refuse_options(args, kind)
     refuse_target(args.output, (args.file,), force=args.force)
     report: dict[str, Any] = {"file": args.file, "seq": args.seq, "output": args.output}
-    with verified(args.file) as file:
+    with verified(args.file, progress=shows_bar(args)) as file:
         if kind == ARRAYS:
             layers = parse_layers(args.layers, file.header.n_layer)
             report["arrays"] = write_arrays(
-                file, args.seq, args.output, layers, args.which or "kv", progress=_bar(args)
+                file, args.seq, args.output, layers, args.which or "kv", progress=shows_bar(args)
             )
         else:
             keep = args.keep_share
-            made = write_session(file, args.seq, args.output, keep_share=keep, progress=_bar(args))
+            made = write_session(
+                file, args.seq, args.output, keep_share=keep, progress=shows_bar(args)
+            )
             report["n_ctx"], report["runs"] = made.n_ctx, made.n_runs
         report["rows"] = file.tables.entries[args.seq].written
         state = file.header.host_bytes > 0 and kind == SESSION and len(file.tables.entries) > 1
@@ -64,14 +67,14 @@ def _refuse_options(args: argparse.Namespace, kind: str) -> None:
 def transcode_file(args: argparse.Namespace) -> None:
     """Write the new file, and say what that did to the rows."""
     refuse_target(args.output, (args.file,), force=args.force)
-    with verified(args.file) as file:
+    with verified(args.file, progress=shows_bar(args)) as file:
         made = transcode(
             file,
             args.output,
             cache_type=args.cache_type,
             device=args.device,
             n_ctx=args.n_ctx,
-            progress=_bar(args),
+            progress=shows_bar(args),
         )
     print(json.dumps(_as_json(made, args)) if args.json else _as_text(made, args))
 
@@ -129,7 +132,3 @@ def _header_text(header: Header) -> str:
 def _figures(of: Deviation) -> str:
     share = f"{100 * of.relative:.3g} % of the rows' own"
     return f"largest {of.max_abs:.3g}, rms {of.rms:.3g} ({share})"
-
-
-def _bar(args: argparse.Namespace) -> bool:
-    return not args.json and sys.stderr.isatty()

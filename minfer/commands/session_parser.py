@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from minfer.commands.adding import Parser, add
-from minfer.commands.options import DEVICES, add_model, add_numbers
+from minfer.commands.options import DEVICES, add_device, add_model, add_numbers
 
 Tools = argparse._SubParsersAction  # of `Parser`
 
@@ -75,7 +75,7 @@ def _add_diff(tools: Tools[Parser]) -> None:
     _add_file(p, "b", "B")
 
 
-def _add_output(p: Parser) -> None:
+def _add_force(p: Parser) -> None:
     p.add_argument("--force", action="store_true", help="replace a file that exists")
 
 
@@ -97,7 +97,7 @@ def _add_extract(tools: Tools[Parser]) -> None:
     p.add_argument("--which", choices=("k", "v", "kv"), help="of an .npz; default kv")
     keep = "of a .kv: its shared prefix stays a run of its own, without an owner"
     p.add_argument("--keep-share", action="store_true", help=keep)
-    _add_output(p)
+    _add_force(p)
 
 
 def _add_transcode(tools: Tools[Parser]) -> None:
@@ -115,7 +115,7 @@ def _add_transcode(tools: Tools[Parser]) -> None:
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default that of FILE")
     p.add_argument("--device", choices=DEVICES, help="that will load it; default that of FILE")
     p.add_argument("--n-ctx", type=int, metavar="N", help="cells; default those of FILE")
-    _add_output(p)
+    _add_force(p)
 
 
 def _add_advise(tools: Tools[Parser]) -> None:
@@ -136,7 +136,7 @@ def _add_advise(tools: Tools[Parser]) -> None:
     source.add_argument("--tokens", metavar="LIST", help="these token ids, e.g. 1,42,7")
     p.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens")
     p.add_argument("--decode", action="store_true", help="feed tokens through decode's kernels")
-    p.add_argument("--device", default="cpu", choices=DEVICES, help="default cpu")
+    add_device(p)
     add_numbers(p)
     p.add_argument("--plot", metavar="OUT", help="draw the errors of all heads, as .png")
     p.add_argument("--force", action="store_true", help="replace a picture that exists")

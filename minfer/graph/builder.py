@@ -3,19 +3,19 @@
 A model calls the builder's methods in order; every call adds one node and returns the `Value` it
 produces. A value is a slot of the graph's table: constants (weights, tables) sit in their slots
 from the start, inputs and K/V regions are put there per batch, the rest is computed and dropped
-after its last use.
+after its last use. Where the layers of another device begin, rows cross to it through the host.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from minfer.format import KvFormat, cell_words
 from minfer.graph.choices import Choices
-from minfer.graph.nodes import Graph, Heads, LayerRegions, Node, Value
+from minfer.graph.nodes import Graph, Heads, Input, LayerRegions, Node, Value, with_frees
 from minfer.graph.params import GraphParams
 from minfer.graph.weight import Weight
 from minfer.ops import DECODE, Kernel
@@ -32,17 +32,23 @@ class GraphBuilder:
     threads: int | None
     _slots: list[Any] = field(default_factory=list)
     _nodes: list[Node] = field(default_factory=list)
-    _inputs: dict[str, Value] = field(default_factory=dict)
+    _inputs: dict[Input, Value] = field(default_factory=dict)
     _regions: dict[int, LayerRegions] = field(default_factory=dict)
     _stored: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     _weights: dict[int, Weight] = field(default_factory=dict)
-    _block_m: int = 1
+    _crossed: dict[tuple[int, int], Value] = field(default_factory=dict)
+    _stretch: int = 0
 
     def __post_init__(self) -> None:
         self._choices = Choices(self.params, self.heads, self.threads)
+        self._block_m = [1] * len(self.params.stretches)
+
+    def enter(self, stretch: int) -> None:
+        """Put what follows on the device of a stretch, by its number; a builder begins at 0."""
+        self._stretch = stretch
 
     def constant(self, array: Any) -> Value:
-        """A `Weight`, or an array, that lives as long as the graph."""
+        """A `Weight`, or an array, that lies on the device and lives as long as the graph."""
         if not isinstance(array, Weight):
             return self._slot(array.shape[-1], array)
         value = self._slot(array.shape[1], array.array)
@@ -51,9 +57,10 @@ class GraphBuilder:
 
     def input(self, name: str) -> Value:
         """An int input that `graph.run.fill_batch_inputs` fills for every batch, by its name."""
-        if name not in self._inputs:
-            self._inputs[name] = self._slot(0)
-        return self._inputs[name]
+        at = Input(name, self._stretch)
+        if at not in self._inputs:
+            self._inputs[at] = self._slot(0)
+        return self._inputs[at]
 
     def rows(self, table: Value, index: Value) -> Value:
         """The rows of `table` that an int input names."""
@@ -116,7 +123,7 @@ class GraphBuilder:
         self, layer: int, q: Value, k: Value, v: Value, *, cos: Value, sin: Value, pairing: str
     ) -> Value:
         """Rotate q and k by position, store k and v by cell; returns q as heads."""
-        choice = self._choices.choose("qkv_rope_store", layer)
+        choice = self._choices.choose("qkv_rope_store", self._stretch)
         h, regions = self.heads, self._load(layer)
         inputs = (
             self._reshape(q, h.n_head, h.head_dim),
@@ -138,8 +145,8 @@ class GraphBuilder:
     def attention(self, layer: int, q: Value, scale: float) -> Value:
         """Attention of q over the cells of `layer` as stored above; rows [n, n_head * d]."""
         mode, width = self.params.windows[layer]
-        choice = self._choices.choose(mode.op, layer)
-        self._block_m = choice.block_m
+        choice = self._choices.choose(mode.op, self._stretch)
+        self._block_m[self._stretch] = choice.block_m
         k, v = self._stored[layer]
         window = (self.input("positions"), self.input("window"), self.input("tiles"))
         out = self._slot(self.heads.head_dim)
@@ -151,19 +158,33 @@ class GraphBuilder:
         """The graph that computes `output`."""
         return Graph(
             params=self.params,
-            nodes=_with_frees(self._nodes, output.slot, self._kept_slots()),
+            nodes=with_frees(self._nodes, output.slot, self._kept_slots()),
             slots=tuple(self._slots),
-            inputs={name: value.slot for name, value in self._inputs.items()},
+            inputs={at: value.slot for at, value in self._inputs.items()},
             regions=dict(self._regions),
             output=output.slot,
             n_vocab=self.n_vocab,
-            block_m=self._block_m,
+            block_m=tuple(self._block_m),
             receipts=tuple(self._choices.receipts()),
         )
 
     def _slot(self, width: int, value: Any = None) -> Value:
         self._slots.append(value)
-        return Value(len(self._slots) - 1, width)
+        return Value(len(self._slots) - 1, width, self._stretch)
+
+    def _here(self, x: Value) -> Value:
+        """The value on the device of the current stretch; from another it crosses, once."""
+        if x.stretch == self._stretch:
+            return x
+        key = x.slot, self._stretch
+        if key not in self._crossed:
+            there, here = (self.params.stretches[at].kernels for at in (x.stretch, self._stretch))
+            self._crossed[key] = self._slot(x.width)
+            slots = (x.slot,), (self._crossed[key].slot,)
+            self._nodes.append(
+                Node("cross", lambda rows: here.from_host(there.to_host(rows)), *slots, {})
+            )
+        return self._crossed[key]
 
     def _load(self, layer: int) -> LayerRegions:
         """The regions of a layer, stamped with the width of its cells (contract 3.2)."""
@@ -189,7 +210,7 @@ class GraphBuilder:
         """fmt, origin: of the matrix it reads, if it reads one."""
         out = self._slot(width)
         stored = {} if fmt is None else {"fmt": fmt}
-        choice = self._choices.choose(op, fmt=fmt, origin=origin)
+        choice = self._choices.choose(op, self._stretch, fmt, origin)
         self._append(choice, inputs, (out,), {**scalars, **stored})
         return out
 
@@ -200,7 +221,7 @@ class GraphBuilder:
         return self._view("columns", x, end - first, lambda rows: rows[:, first:end])
 
     def _view(self, name: str, x: Value, width: int, view: Kernel) -> Value:
-        out = self._slot(width)
+        x, out = self._here(x), self._slot(width)
         self._nodes.append(Node(name, view, (x.slot,), (out.slot,), {}))
         return out
 
@@ -216,19 +237,9 @@ class GraphBuilder:
             Node(
                 choice.variant.op,
                 choice.launch,
-                tuple(value.slot for value in inputs),
+                tuple(self._here(value).slot for value in inputs),
                 tuple(value.slot for value in outputs),
                 {**scalars, "config": choice.config},
                 stores,
             )
         )
-
-
-def _with_frees(nodes: list[Node], output: int, kept: frozenset[int]) -> tuple[Node, ...]:
-    """Give every node the slots it reads last, so that a long prefill keeps few rows alive."""
-    seen, done = {output} | kept, []
-    for node in reversed(nodes):
-        last = tuple(dict.fromkeys(s for s in (*node.inputs, *node.outputs) if s not in seen))
-        seen.update(last)
-        done.append(replace(node, frees=last))
-    return tuple(reversed(done))

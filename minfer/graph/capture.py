@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from minfer.format import Floats, Int32
+from minfer.graph.nodes import Input
 
 ALIGNED = 64  # int32 numbers: a buffer starts at 256 bytes, as an array of its own would
 
@@ -16,7 +17,7 @@ def recorder(kernels: ModuleType) -> CudaRecorder | None:
     return None if kernels.compute_capability() is None else CudaRecorder()
 
 
-def places(inputs: Mapping[str, Int32 | None]) -> tuple[dict[str, slice], int]:
+def places(inputs: Mapping[Input, Int32 | None]) -> tuple[dict[Input, slice], int]:
     """Where each input lies in one buffer, and the size of that, in int32 numbers."""
     found, end = {}, 0
     for name, array in inputs.items():
@@ -29,7 +30,7 @@ def places(inputs: Mapping[str, Int32 | None]) -> tuple[dict[str, slice], int]:
 class CudaBuffers:
     """Inputs side by side in one buffer on the device, filled by one copy from pinned memory."""
 
-    def __init__(self, inputs: Mapping[str, Int32 | None]) -> None:
+    def __init__(self, inputs: Mapping[Input, Int32 | None]) -> None:
         import torch
 
         found, size = places(inputs)
@@ -45,7 +46,7 @@ class CudaBuffers:
             for name in inputs
         }
 
-    def fill(self, inputs: Mapping[str, Any]) -> None:
+    def fill(self, inputs: Mapping[Input, Any]) -> None:
         """Copy the numbers; what the copy before this one still reads is not overwritten."""
         self._copied.synchronize()
         for name, view in self._host.items():
@@ -87,7 +88,7 @@ class CudaRecorder:
         self._stream = cuda.Stream()
         self._pool = cuda.graph_pool_handle()
 
-    def buffers(self, inputs: Mapping[str, Int32 | None]) -> CudaBuffers:
+    def buffers(self, inputs: Mapping[Input, Int32 | None]) -> CudaBuffers:
         return CudaBuffers(inputs)
 
     def record(self, launch: Callable[[], Any]) -> CudaRecording:

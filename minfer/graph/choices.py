@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minfer import registry
+from minfer.device import Device
 from minfer.format import KvFormat
 from minfer.graph.nodes import Heads
 from minfer.graph.params import GraphParams
@@ -14,7 +15,7 @@ from minfer.ops import F32, Shape
 from minfer.receipt import Receipt
 from minfer.registry import Choice
 
-Key = tuple[str, str, KvFormat]
+Key = tuple[str, Device, KvFormat]
 
 
 @dataclass
@@ -28,13 +29,13 @@ class Choices:
     _origins: dict[Key, dict[str, None]] = field(default_factory=dict)
 
     def choose(
-        self, op: str, layer: int = 0, fmt: KvFormat | None = None, origin: str = ""
+        self, op: str, stretch: int = 0, fmt: KvFormat | None = None, origin: str = ""
     ) -> Choice:
-        """The variant of `op` on the device of `layer`.
+        """The variant of `op` on the device of a stretch, by its number.
 
         fmt: of the matrix it reads, None for that of the cache. origin: of that matrix.
         """
-        key = (op, self.params.devices[layer], fmt or self.params.kv_format)
+        key = (op, self.params.stretches[stretch].device, fmt or self.params.kv_format)
         if key not in self._made:
             self._made[key] = self._ask(*key)
         if origin:
@@ -46,7 +47,7 @@ class Choices:
         for key, choice in self._made.items():
             yield replace(choice.receipt, weights=tuple(self._origins.get(key, ())))
 
-    def _ask(self, op: str, device: str, fmt: KvFormat) -> Choice:
+    def _ask(self, op: str, device: Device, fmt: KvFormat) -> Choice:
         shape = Shape(
             kind=self.params.kind,
             n_q=self.params.n_tokens,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from minfer.format import KvFormat
+from minfer.offload import Stretch
 from minfer.ops import F32
 from minfer.window import WindowMode
 
@@ -15,15 +16,16 @@ class GraphParams:
     """Identity of a graph: equal params reuse it.
 
     Positions, past lengths, sequence ids and their number are data and have no place here.
-    `windows` holds mode and sliding width (0: none) of every attention node; `variants` the
-    (op, variant) pairs asked for by name; `activations` the type that operands of products are
-    rounded to; `revision` the name of the model file.
+    `stretches` says which layers lie on which device; `windows` holds mode and sliding width (0:
+    none) of every attention node; `variants` the (op, variant) pairs asked for by name;
+    `activations` the type that operands of products are rounded to; `revision` the name of the
+    model file.
     """
 
     n_tokens: int
     n_out: int
     kind: str
-    devices: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
     kv_format: KvFormat
     layout: str
     windows: tuple[tuple[WindowMode, int], ...]

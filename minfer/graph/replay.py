@@ -6,16 +6,16 @@ anything else it is refused and the launches are recorded again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from minfer.errors import Refusal
 from minfer.format import Floats
-from minfer.graph.nodes import Graph
+from minfer.graph.nodes import Graph, Input
 from minfer.graph.run import bind, execute, launch_all
 from minfer.kv.step import Step
+from minfer.offload import Stretch
 from minfer.ops import DECODE
 
 
@@ -42,10 +42,10 @@ class Buffers(Protocol):
     """Int inputs of one graph where launches find them, at addresses that stay."""
 
     @property
-    def arrays(self) -> Mapping[str, Any]:
-        """By name, arrays of the backend; None for a causal window."""
+    def arrays(self) -> Mapping[Input, Any]:
+        """Arrays of the backend; None for a causal window."""
 
-    def fill(self, inputs: Mapping[str, Any]) -> None:
+    def fill(self, inputs: Mapping[Input, Any]) -> None:
         """Take over the numbers of one batch."""
 
 
@@ -59,7 +59,7 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """What a device that can record its launches offers."""
 
-    def buffers(self, inputs: Mapping[str, Any]) -> Buffers:
+    def buffers(self, inputs: Mapping[Input, Any]) -> Buffers:
         """Buffers for inputs of these shapes."""
 
     def record(self, launch: Callable[[], Any]) -> Recording:
@@ -74,7 +74,7 @@ class Executable:
     buffers: Buffers
     recording: Recording
 
-    def replay(self, identity: Identity, inputs: Mapping[str, Any]) -> Floats:
+    def replay(self, identity: Identity, inputs: Mapping[Input, Any]) -> Floats:
         """The output rows of one batch; refused for another identity than its own."""
         if identity != self.identity:
             differ = [
@@ -95,16 +95,17 @@ class Executable:
 class Runner:
     """Runs the graphs of one engine, decode by replay where there is a recorder.
 
-    recorded, refused: how often launches were recorded, and a recording refused.
+    stretches: where layers lie. recorded, refused: how often launches were recorded, and a
+    recording refused.
     """
 
-    def __init__(self, kernels: ModuleType, recorder: Recorder | None) -> None:
-        self._kernels, self._recorder = kernels, recorder
+    def __init__(self, stretches: Sequence[Stretch], recorder: Recorder | None) -> None:
+        self._kernels, self._recorder = [s.kernels for s in stretches], recorder
         self._kept: dict[int, Executable] = {}
         self.recorded = 0
         self.refused = 0
 
-    def run(self, graph: Graph, inputs: Mapping[str, Any], step: Step) -> Floats:
+    def run(self, graph: Graph, inputs: Mapping[Input, Any], step: Step) -> Floats:
         """The output rows of one batch on the host, float32 [n_out, n_vocab].
 
         inputs: what `graph.run.fill_batch_inputs` gave. Prompts are launched directly, and so is
@@ -128,7 +129,7 @@ class Runner:
         self._kept.pop(graph.uid, None)
 
     def _recorded(
-        self, recorder: Recorder, graph: Graph, inputs: Mapping[str, Any], step: Step
+        self, recorder: Recorder, graph: Graph, inputs: Mapping[Input, Any], step: Step
     ) -> Floats:
         """Launch directly, which compiles every kernel, then record the same launches.
 
@@ -145,13 +146,15 @@ class Runner:
             self.recorded += 1
         return rows
 
-    def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs as arrays of the backend."""
-        place = self._kernels.from_host
-        return {name: None if array is None else place(array) for name, array in inputs.items()}
+    def _placed(self, inputs: Mapping[Input, Any]) -> dict[Input, Any]:
+        """The inputs as arrays of the backend that reads them."""
+        places = [kernels.from_host for kernels in self._kernels]
+        return {
+            at: None if array is None else places[at.stretch](array) for at, array in inputs.items()
+        }
 
-    def _launched(self, graph: Graph, inputs: Mapping[str, Any], step: Step) -> Floats:
-        rows: Floats = self._kernels.to_host(execute(graph, inputs, step))
+    def _launched(self, graph: Graph, inputs: Mapping[Input, Any], step: Step) -> Floats:
+        rows: Floats = self._kernels[-1].to_host(execute(graph, inputs, step))
         return rows
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from minfer import window
 from minfer.errors import Refusal
 from minfer.format import Int32, KvFormat, Region
-from minfer.graph.nodes import Graph, LayerRegions, Node
+from minfer.graph.nodes import Graph, Input, LayerRegions, Node
 from minfer.kv.batch import Batch
 from minfer.kv.checks import whole_number
 from minfer.kv.inputs import StepInputs
@@ -26,8 +26,8 @@ def fill_batch_inputs(
     tokens: Sequence[int],
     out_rows: Sequence[int],
     n_ctx: int,
-) -> dict[str, Any]:
-    """The int inputs of one batch, every bound checked before anything runs.
+) -> dict[Input, Any]:
+    """The int inputs of one batch on the host, every bound checked before anything runs.
 
     tokens: one id a row of the batch. out_rows: the rows whose logits are wanted. n_ctx: number of
     cells. Refuses ids outside the vocabulary, cells or windows outside the arena, tiles or output
@@ -39,7 +39,6 @@ def fill_batch_inputs(
         "positions": planned.positions,
         "cells": planned.cells,
         "window": planned.window,
-        "tiles": planned.cut(graph.block_m),
         "out_rows": np.asarray(out_rows, dtype=np.int32),
     }
     for name, want in (
@@ -66,8 +65,10 @@ def fill_batch_inputs(
             {"window": wrapped.mode.value, "built": built},
         )
     window.check(wrapped, planned.positions, n_ctx)
-    _check_tiles(arrays["tiles"], p.n_tokens)
-    return {name: arrays[name] for name in graph.inputs}
+    cuts = [planned.cut(block_m) for block_m in graph.block_m]
+    for tiles in cuts:
+        _check_tiles(tiles, p.n_tokens)
+    return {at: cuts[at.stretch] if at.name == "tiles" else arrays[at.name] for at in graph.inputs}
 
 
 def output_rows(batch: Batch, n_out: int) -> list[int]:
@@ -117,10 +118,10 @@ def _check_tiles(tiles: Int32, n_tokens: int) -> None:
     )
 
 
-def execute(graph: Graph, inputs: Mapping[str, Any], step: Step) -> Any:
+def execute(graph: Graph, inputs: Mapping[Input, Any], step: Step) -> Any:
     """Run the nodes in order; returns the output rows, float32 [n_out, n_vocab].
 
-    inputs: what `fill_batch_inputs` gave, on the host or on the device.
+    inputs: what `fill_batch_inputs` gave, on the host or on the device of each one's stretch.
     """
     slots = bind(graph, inputs, step)
     for node in graph.nodes:
@@ -142,11 +143,11 @@ def launch_all(graph: Graph, bound: Sequence[Any]) -> Any:
     return slots[graph.output]
 
 
-def bind(graph: Graph, inputs: Mapping[str, Any], step: Step) -> list[Any]:
+def bind(graph: Graph, inputs: Mapping[Input, Any], step: Step) -> list[Any]:
     """The table of values with inputs and regions in their slots."""
     slots = list(graph.slots)
-    for name, slot in graph.inputs.items():
-        slots[slot] = inputs[name]
+    for at, slot in graph.inputs.items():
+        slots[slot] = inputs[at]
     for layer, where in graph.regions.items():
         k, v = step.region(layer)
         for region in (k, v):
@@ -173,11 +174,13 @@ def _attended(graph: Graph, node: Node, slots: Sequence[Any]) -> Attended:
     """The attention of `node`; its layer is that of the node that stored the cells it reads."""
     q, k, v, *windows = [slots[i] for i in node.inputs]
     layers = {at: n.stores for n in graph.nodes if n.stores is not None for at in n.outputs}
+    layer = layers[node.inputs[1]]
+    (device,) = (s.device.name for s in graph.params.stretches if layer in s.layers)
     return Attended(
-        layer=layers[node.inputs[1]],
+        layer=layer,
         q=q,
         width=node.scalars["width"],
-        receipt=next(receipt for receipt in graph.receipts if receipt.op == node.op),
+        receipt=next(r for r in graph.receipts if (r.op, r.device) == (node.op, device)),
         regions=(k, v),
         launch=lambda k, v: node.launch(q, k, v, *windows, **node.scalars),
     )

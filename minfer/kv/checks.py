@@ -87,10 +87,15 @@ def int32s(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleType) -
 
 
 def checked_rows(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleType) -> Any:
-    """float32 of `shape` as an array of the backend; another shape or dtype is refused (4.2, 10).
+    """float32 of `shape` as an array of the backend; refused as by `refuse_rows`."""
+    refuse_rows(name, array, shape, kernels)
+    if isinstance(array, np.ndarray):
+        return kernels.from_host(np.ascontiguousarray(array))
+    return array
 
-    array: numpy's, or one of the backend's own.
-    """
+
+def refuse_rows(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleType) -> None:
+    """Refuse what is not float32 of `shape`, of numpy or of the backend's own (4.2, 10)."""
     own = kernels.array_type()
     if not isinstance(array, (np.ndarray, own)):
         kind, wanted = type(array).__name__, "a numpy array"
@@ -110,9 +115,6 @@ def checked_rows(name: str, array: Any, shape: tuple[int, ...], kernels: ModuleT
             f"{name} has shape {list(given)}; wanted is {list(shape)}",
             {"name": name, "shape": given, "wanted": shape},
         )
-    if isinstance(array, np.ndarray):
-        return kernels.from_host(np.ascontiguousarray(array))
-    return array
 
 
 def checked_query(

@@ -83,7 +83,7 @@ class Place:
 
 def check(store: KvStore, plan: Plan, attended: Attended, out: Any) -> None:
     """Refuse an output [n_q, n_head, d] that is not finite, naming where that comes from."""
-    kernels = store.device.package()
+    kernels = store.stretch_of(attended.layer).kernels
     bad = _bad_rows(kernels, out)
     if not bad.any():
         return

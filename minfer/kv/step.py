@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minfer import registry
+from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import Region
 from minfer.kv import sanitizer
@@ -13,6 +14,7 @@ from minfer.kv.inputs import StepInputs
 from minfer.kv.plan import Plan
 from minfer.kv.runs import LastRow
 from minfer.kv.sanitizer import Attended
+from minfer.offload import Stretch
 from minfer.ops import Shape
 from minfer.receipt import Receipt
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 class Step:
     """What `store.step(batch)` hands to its block. Arrays are float32 and one row a token.
 
-    They may be numpy's or the backend's own; what comes out is the backend's (contract 10).
+    They may be numpy's or the own ones of the layer's backend; what comes out is its own (10).
     inputs: the integer inputs, for a graph that writes and attends by itself.
     moves: the rows that copy-on-write copied, in order. receipts: by layer, which attention variant
     ran last and why. lasts: by sequence, what made the last row of its group; a model fills it.
@@ -37,7 +39,7 @@ class Step:
         self._store = store
         self._plan = plan
         self._written: set[int] = set()
-        self._choices: dict[tuple[str, int, str | None], registry.Choice] = {}
+        self._choices: dict[tuple[int, str, int, str | None], registry.Choice] = {}
         self._closed = False
 
     def write(self, layer: int, *, k: Any, v: Any) -> None:
@@ -46,10 +48,10 @@ class Step:
         They become readable to later steps when the block ends well.
         """
         layer = self._unwritten(layer)
-        store = self._store
+        store, stretch = self._store, self._store.stretch_of(layer)
         shape = (self.inputs.n_tokens, store.n_head_kv, store.head_dim)
-        rows = [checked_rows(*of, shape, store.kernels) for of in (("k", k), ("v", v))]
-        choice = self._choose("store_cells", store.n_head_kv, None)
+        rows = [checked_rows(*of, shape, stretch.kernels) for of in (("k", k), ("v", v))]
+        choice = self._choose(stretch, "store_cells", store.n_head_kv, None)
         written = [
             choice.launch(region, array, self.inputs.cells, fmt=store.fmt, config=choice.config)
             for region, array in zip(store.region(layer), rows, strict=True)
@@ -87,7 +89,7 @@ class Step:
     ) -> Any:
         """Attention of q [n_tokens, n_head, head_dim] over the stored rows of `layer`.
 
-        Returns float32 of q's shape, an array of the backend. scale multiplies the score,
+        Returns float32 of q's shape, an array of the layer's backend. scale multiplies the score,
         1 / sqrt(head_dim) by default. width: sliding width in positions, 0 for none. variant: a
         name, else the default.
         """
@@ -98,10 +100,10 @@ class Step:
                 f"layer {layer} is attended before its rows are written; write it first",
                 {"layer": layer},
             )
-        store, inputs = self._store, self.inputs
-        q = checked_query(q, inputs.n_tokens, store.n_head_kv, store.head_dim, store.kernels)
+        store, inputs, stretch = self._store, self.inputs, self._store.stretch_of(layer)
+        q = checked_query(q, inputs.n_tokens, store.n_head_kv, store.head_dim, stretch.kernels)
         width = whole_number(width, "sliding width", "2.4")
-        choice = self._choose(inputs.mode.op, q.shape[1], variant)
+        choice = self._choose(stretch, inputs.mode.op, q.shape[1], variant)
         regions = store.region(layer)
         windows = (inputs.positions, inputs.window, inputs.cut(choice.block_m))
         scalars = {
@@ -164,18 +166,20 @@ class Step:
             )
         return layer
 
-    def _choose(self, op: str, n_head: int, variant: str | None) -> registry.Choice:
-        """The choice for this step's shape; all layers of a step share it."""
-        key = (op, n_head, variant)
+    def _choose(
+        self, stretch: Stretch, op: str, n_head: int, variant: str | None
+    ) -> registry.Choice:
+        """The choice for this step's shape; all layers of a stretch share it."""
+        key = (stretch.layers.start, op, n_head, variant)
         if key not in self._choices:
-            self._choices[key] = self._select(op, n_head, variant)
+            self._choices[key] = self._select(stretch.device, op, n_head, variant)
         return self._choices[key]
 
-    def _select(self, op: str, n_head: int, variant: str | None) -> registry.Choice:
+    def _select(self, device: Device, op: str, n_head: int, variant: str | None) -> registry.Choice:
         store = self._store
         return registry.select(
             op,
-            device=store.device,
+            device=device,
             fmt=store.fmt,
             shape=Shape(
                 kind=self.inputs.kind,

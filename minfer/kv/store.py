@@ -1,117 +1,53 @@
 """The cell store: the K and V cells of every layer, and the tables that say whose they are.
 
-Contract 5. What a store does with tables alone is `sequences.Sequences`; here are the bytes, in an
-`arena.Arena`, and steps. A store is used by one thread at a time.
+Contract 5, 8. What a store does with tables alone is `sequences.Sequences`, with bytes `rows.Rows`;
+here are steps and files. A store is used by one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer import memory, settings
-from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import Bytes, Floats, KvFormat, Region, cell_bytes, resolve
-from minfer.kv import removal, turning
-from minfer.kv.arena import Arena, Turn
 from minfer.kv.batch import Batch
-from minfer.kv.cells import CellTables
-from minfer.kv.change import Change
-from minfer.kv.checks import (
-    checked_rows,
-    refuse_window,
-    sanitizes,
-    thread_count,
-    whole_number,
-)
+from minfer.kv.checks import refuse_rows, refuse_window
 from minfer.kv.plan import Plan, make_plan
-from minfer.kv.sequences import Sequences
-from minfer.kv.session.identity import Identity, without_model
+from minfer.kv.rows import Rows
 from minfer.kv.step import Step
 from minfer.kv.uninterrupted import Uninterrupted
-from minfer.ops import HALF, PREFILL
-from minfer.rope import Rope
+from minfer.ops import PREFILL
 
 if TYPE_CHECKING:
     from minfer.kv.session.loading import Accept, Loaded
 
-TABLE_BYTES = 32  # a cell, of the free list
 
-
-class KvStore(Sequences):
+class KvStore(Rows):
     """`n_ctx` cells of K and of V in each of `n_layer` layers, shared out to sequences.
 
     A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
-    None for MINFER_CACHE_TYPE and then the device's default (contract 3). threads: workers of
-    every kernel call, None for the variant's own. sanitize: keep NaN in every cell that nobody may
-    read, and trace outputs that are not finite (5.10); None asks MINFER_SANITIZE_CELLS.
+    None for MINFER_CACHE_TYPE and then the device's default (contract 3). device: `cpu`, or a plan
+    such as `cpu:10,cuda:20` (9.6). threads: workers of every kernel call, None for the variant's
+    own. sanitize: keep NaN in every cell that nobody may read, and trace outputs that are not
+    finite (5.10); None asks MINFER_SANITIZE_CELLS.
+
+    stretches: which layers lie on which device. device, kernels: those of the first layer.
     """
-
-    def __init__(
-        self,
-        n_layer: int,
-        n_ctx: int,
-        n_head_kv: int,
-        head_dim: int,
-        *,
-        cache_type: str | KvFormat | None = None,
-        device: str | Device = "cpu",
-        threads: int | None = None,
-        sanitize: bool | None = None,
-    ) -> None:
-        self.n_layer = whole_number(n_layer, "n_layer", "10", low=1)
-        self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
-        self.head_dim = whole_number(head_dim, "head_dim", "10", low=1)
-        self.threads = None if threads is None else thread_count(threads)
-        self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
-        self.device = Device.parse(device)
-        self.sanitize = sanitizes(sanitize)
-        self.kernels = self.device.package()
-        heads = {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim}
-        self.fmt = resolve(
-            settings.cache_type() if cache_type is None else cache_type,
-            device_kind=self.device.name,
-            n_layer=self.n_layer,
-            reads_packed_kv=self.kernels.READS_PACKED_KV,
-            **heads,
-        )
-        self.identity: Callable[[], Identity] = partial(without_model, self)  # a model sets its own
-        sizes = {"n_layer": self.n_layer, "n_ctx": self.n_ctx, **heads}
-        needs = {
-            f"{self.fmt} KV cache of {self.n_ctx} cells": self.memory_bytes(**sizes, fmt=self.fmt),
-            "tables": TABLE_BYTES * self.n_ctx,
-        }
-        with memory.required(needs, self.device.free_bytes):
-            super().__init__(CellTables(self.n_ctx))
-            self._arena = Arena(
-                self.device,
-                self.fmt,
-                **sizes,
-                threads=self.threads,
-                fill=float("nan") if self.sanitize else 0.0,
-            )
-
-    @staticmethod
-    def memory_bytes(
-        *, n_layer: int, n_ctx: int, n_head_kv: int, head_dim: int, fmt: KvFormat
-    ) -> int:
-        """Bytes of all regions of such a store (contract 3.5), before one is made."""
-        return 2 * n_layer * n_ctx * cell_bytes(fmt, n_head_kv * head_dim)
 
     def save(self, path: str | Path, host: bytes = b"") -> None:
         """Write a session file: tables, written cells and `host`, bytes of the caller's own (8).
 
-        Atomic: `path` is the old file or the new one. Refused while a step is open, and where the
-        file cannot be put. An error of the system leaves the old file.
+        Atomic: `path` is the old file or the new one, the old one after an error of the system.
+        Refused while a step is open, with layers on several devices (9.6), and where the file
+        cannot be put.
         """
         from minfer.kv.session.saving import save
 
+        self._refuse_several_stretches("save")
         save(self, path, host)
 
     def load(self, path: str | Path, accept: Accept | None = None) -> Loaded:
@@ -125,59 +61,19 @@ class KvStore(Sequences):
         """
         from minfer.kv.session.loading import load
 
+        self._refuse_several_stretches("load")
         self._tables.refuse_while_open("load")
         return load(self, path, accept)
 
-    @property
-    def tables(self) -> CellTables:
-        """Whose cells are whose; to be read."""
-        return self._tables
-
-    @property
-    def arena(self) -> Arena:
-        """The cells of all layers."""
-        return self._arena
-
-    @property
-    def layout(self) -> str:
-        """How the backend arranges cells inside its regions (contract 3.6)."""
-        return cast(str, self.kernels.LAYOUT)
-
-    @property
-    def pool_generation(self) -> int:
-        """Rises when a region comes to lie in other arrays than before (contract 7.4)."""
-        return self._arena.generation
-
-    def remove(
-        self,
-        seq: int,
-        start: int,
-        length: int,
-        *,
-        rope: Rope | Sequence[Rope | None] | None,
-        pairing: str = HALF,
-    ) -> None:
-        """Drop positions [start, start + length) of `seq`; later rows move down in place (5.7).
-
-        Their K rows are turned back by `length` positions, V stays as it is. rope: how K rows were
-        rotated, one for all layers or one a layer, None for rows that were not. Refused: f16, rows
-        of a share, rows that others read.
-        """
-        turning.refuse_without_map(self.fmt)
-        change = removal.remove(self._tables, seq, start, length)
-        turns = turning.turns(rope, -int(length), self.n_layer, self.head_dim, pairing)
-        self._carry_out(change, turns, pairing)
-
-    def shift(
-        self,
-        seq: int,
-        drop: int,
-        *,
-        rope: Rope | Sequence[Rope | None] | None,
-        pairing: str = HALF,
-    ) -> None:
-        """Drop the first `drop` positions of `seq` (5.7), see `remove`."""
-        self.remove(seq, 0, drop, rope=rope, pairing=pairing)
+    def _refuse_several_stretches(self, what: str) -> None:
+        if len(self.stretches) > 1:
+            plan = ", ".join(f"{len(s.layers)} on {s.device}" for s in self.stretches)
+            raise Refusal(
+                "9.6",
+                f"a session file holds the cells of one device, and layers of this store lie in "
+                f"{len(self.stretches)} stretches ({plan}); {what} it with all layers on one",
+                {"stretches": len(self.stretches)},
+            )
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[Step]:
@@ -187,7 +83,8 @@ class KvStore(Sequences):
         the batch is truncated to its first position in the batch.
         """
         plan = make_plan(self._tables, batch)
-        refuse_window(plan.mode, self.kernels, self.device.name)
+        for stretch in self.stretches:
+            refuse_window(plan.mode, stretch.kernels, stretch.device.name)
         step = Step(self, plan)
         try:
             self._begin(plan)
@@ -208,70 +105,21 @@ class KvStore(Sequences):
                 step.close()
                 self._abort(plan)
 
-    def export(self, seq: int, layer: int, which: str = "k") -> Floats:
-        """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""
-        return self._arena.decoded(*self._read_plan(seq, layer, which))
-
-    def export_cells(self, seq: int, layer: int, which: str = "k") -> Bytes:
-        """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, cell_bytes]."""
-        return self._arena.canonical(*self._read_plan(seq, layer, which))
-
     def import_rows(self, seq: int, k: Any, v: Any) -> None:
         """Append rows to `seq` in all layers at once, as a prefill would have written them.
 
-        k, v: float32 [n_layer, n, n_head_kv, head_dim], on the host or the device; they become
-        positions [written, written + n).
+        k, v: float32 [n_layer, n, n_head_kv, head_dim], on the host, or on the device if there is
+        one; they become positions [written, written + n).
         """
         n = np.shape(k)[1] if np.ndim(k) == 4 else 1
         shape = (self.n_layer, n, self.n_head_kv, self.head_dim)
-        k, v = (checked_rows(*of, shape, self.kernels) for of in (("k", k), ("v", v)))
+        for stretch in self.stretches:
+            refuse_rows("k", k, shape, stretch.kernels)
+            refuse_rows("v", v, shape, stretch.kernels)
         t = self.written(seq)
         with self.step(Batch([seq] * n, range(t, t + n), PREFILL)) as step:
             for layer in range(self.n_layer):
                 step.write(layer, k=k[layer], v=v[layer])
-
-    def region(self, layer: int) -> tuple[Region, Region]:
-        """The K and the V cells of `layer`."""
-        return self._arena.layers[self.checked_layer(layer)]
-
-    def rebind(self, layer: int, k: Region, v: Region) -> None:
-        """Keep the regions that a storing op returned for `layer`."""
-        self._arena.bind(layer, k, v)
-
-    def checked_layer(self, layer: int) -> int:
-        """`layer` as an index in [0, n_layer), refused outside."""
-        return whole_number(layer, "layer", "5.5", high=self.n_layer - 1)
-
-    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[Region, tuple[range, ...]]:
-        """The region and the cells that hold the readable rows of `seq`."""
-        if which not in ("k", "v"):
-            raise Refusal("10", f"which is {which!r}; give k or v", {"which": which})
-        return self.region(layer)["kv".index(which)], self._tables.written_cells(seq)
-
-    def _carry_out(
-        self, change: Change, turns: Sequence[Turn | None] = (), pairing: str = HALF
-    ) -> None:
-        with Uninterrupted():
-            self._apply(change, turns, pairing)
-
-    def _apply(
-        self,
-        change: Change,
-        turns: Sequence[Turn | None] = (),
-        pairing: str = HALF,
-        kept: frozenset[int] = frozenset(),
-    ) -> None:
-        """kept: cells that are about to become readable, which the sanitizer leaves alone."""
-        self._tables.refuse_stale(change)
-        read = self._tables.read_cells() if self.sanitize else set()
-        with self._tables.lost_by_errors():
-            self._arena.move(change.moves)
-            for move in change.moves if turns else ():
-                self._arena.turn_keys(range(move.dst, move.dst + move.rows), turns, pairing)
-            self._arena.clear(change.cleared)
-            self._tables.install(change)
-            if self.sanitize:
-                self._arena.clear(read - self._tables.read_cells() - kept)
 
     def _begin(self, plan: Plan) -> None:
         with Uninterrupted():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,14 @@ def feed_forward_tensors(hp: Hyperparameters) -> Shapes:
 class Model:
     """What `Architecture.forward` works with.
 
-    weights: what `models.weights.load_weights` gives. tables: cos and sin of every rope.
+    weights: what `models.weights.load_weights` gives. tables: cos and sin of the ropes of each
+    stretch of layers.
     """
 
     builder: GraphBuilder
     hp: Hyperparameters
     weights: Mapping[str, Any]
-    tables: Tables
+    tables: Sequence[Tables]
 
     def embeddings(self) -> Value:
         """One row a token."""
@@ -62,9 +63,11 @@ class Model:
     def layers(self) -> Iterator[Layer]:
         """The layers from the first to the last."""
         b = self.builder
-        ropes = {r: (b.constant(cos), b.constant(sin)) for r, (cos, sin) in self.tables.items()}
-        for index in range(self.hp.n_layer):
-            yield Layer(self, index, *ropes[self.hp.rope_of(index)])
+        for at, (stretch, tables) in enumerate(zip(b.params.stretches, self.tables, strict=True)):
+            b.enter(at)
+            ropes = {r: (b.constant(cos), b.constant(sin)) for r, (cos, sin) in tables.items()}
+            for index in stretch.layers:
+                yield Layer(self, index, *ropes[self.hp.rope_of(index)])
 
     def logits(self, x: Value) -> Value:
         """[n_out, n_vocab] of the rows in `out_rows`, after the last norm."""

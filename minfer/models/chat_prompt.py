@@ -12,6 +12,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from minfer.errors import Refusal
@@ -24,43 +25,82 @@ PRIVATE_USE = range(0xF0000, 0x110000)
 NAME = re.compile(r"[\w -]+")
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation as its template renders it.
+
+    controls: the control tokens that the template made, and where they are in `text`; others that
+    it spells are text.
+    """
+
+    text: str
+    controls: tuple[Spelled, ...]
+
+    def encode(self, tokenizer: Tokenizer, start: int = 0) -> tuple[list[int], list[int]]:
+        """Token ids of the text from `start` on, and where among them its control tokens are.
+
+        start: a place outside of control tokens.
+        """
+        ids: list[int] = []
+        places: list[int] = []
+        for token, at, end in self.controls:
+            if at >= start:
+                ids += tokenizer.encode(self.text[start:at])
+                places.append(len(ids))
+                ids.append(token)
+                start = end
+        return ids + tokenizer.encode(self.text[start:]), places
+
+
 def encode(messages: Sequence[Message], template: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a conversation, up to the answer.
+    """Token ids of a conversation, up to the answer; refuses what `rendered` refuses."""
+    return rendered(messages, template, tokenizer).encode(tokenizer)[0]
+
+
+def rendered(
+    messages: Sequence[Message],
+    template: str,
+    tokenizer: Tokenizer,
+    *,
+    answer: bool = True,
+    now: datetime.datetime | None = None,
+) -> Prompt:
+    """A conversation, with an answer begun or, if not `answer`, to its last message.
 
     messages: {"role": ..., "content": ...} each, both text. A control token that a message spells
-    stays text: only the template makes control tokens. Refuses a message without role or content,
-    a role that is no plain name, and a control token in a message that the template changes, where
-    what it makes of it could not be told from its own text.
+    stays text: only the template makes control tokens. now: see `chat_template.render`. Refuses a
+    message without role or content, a role that is no plain name, and a control token in a message
+    that the template changes, where what it makes of it could not be told from its own text.
     """
     for index, message in enumerate(messages):
         _check(index, message, tokenizer)
-    now, disguise = datetime.datetime.now(), Disguise(messages, template, tokenizer)
+    now, disguise = now or datetime.datetime.now(), Disguise(messages, template, tokenizer)
     special = {
         name: "" if token is None else tokenizer.decode([token], special=True)
         for name, token in (("bos", tokenizer.bos), ("eos", tokenizer.eos))
     }
 
-    def rendered(change: Change) -> str:
-        shown = [{**_changed(m, change), "role": m["role"]} for m in messages]
-        return render(shown, template, add_generation_prompt=True, now=now, **special)
+    def shown(change: Change) -> str:
+        changed = [{**_changed(m, change), "role": m["role"]} for m in messages]
+        return render(changed, template, add_generation_prompt=answer, now=now, **special)
 
-    text = rendered(str)
-    hidden = rendered(disguise.characters)
+    text = shown(str)
+    hidden = shown(disguise.characters)
     surest = tokenizer.controls(hidden)
     if disguise.taken_off(hidden) == text:
-        return tokenizer.encode(text, special=surest)
+        return Prompt(text, tuple(surest))
     # The template looks for such characters in messages: hide fewer of them. It may make ends, of
     # `&lt;` say, around what a message spells.
-    hidden = rendered(disguise.ends)
+    hidden = shown(disguise.ends)
     own = tokenizer.controls(hidden)
     framed = [token for token in _more(own, surest) if disguise.spells_inside(token)]
     if disguise.taken_off(hidden) == text and not framed:
-        return tokenizer.encode(text, special=own)
-    hidden = rendered(disguise.control_tokens)
+        return Prompt(text, tuple(own))
+    hidden = shown(disguise.control_tokens)
     controls = tokenizer.controls(hidden)
     more = [*_more(controls, own), *framed]
     if disguise.taken_off(hidden) == text and not more:
-        return tokenizer.encode(text, special=controls)
+        return Prompt(text, tuple(controls))
     named = tokenizer.decode([*more, *disguise.spelled][:1], special=True)
     raise Refusal(
         "0.3",

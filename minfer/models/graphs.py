@@ -10,13 +10,13 @@ from minfer.format import Floats
 from minfer.graph.builder import GraphBuilder
 from minfer.graph.cache import GraphCache
 from minfer.graph.capture import recorder
-from minfer.graph.nodes import Graph, Heads
+from minfer.graph.nodes import Graph, Heads, Input
 from minfer.graph.params import GraphParams
 from minfer.graph.replay import Runner
 from minfer.kv.inputs import StepInputs
 from minfer.kv.step import Step
 from minfer.kv.store import KvStore
-from minfer.models.blocks import Model
+from minfer.models.blocks import Model, Tables
 from minfer.models.hyperparameters import Hyperparameters
 from minfer.ops import F32
 from minfer.window import WindowMode
@@ -27,7 +27,7 @@ class ModelGraphs:
 
     weights: what `models.weights.load_weights` gives. revision: the name of the model file.
     activations: what operands of products are rounded to. replay: whether decode is replayed on
-    devices that can.
+    a device that can.
     """
 
     def __init__(
@@ -41,15 +41,12 @@ class ModelGraphs:
         replay: bool = True,
     ) -> None:
         self._hp, self._weights, self._store, self._revision = hp, weights, store, revision
-        place = store.kernels.from_host
-        self._tables = {
-            r: (place(cos), place(sin))
-            for r, (cos, sin) in ((r, rope.tables(store.n_ctx, r)) for r in hp.ropes)
-        }
+        self._tables = _tables(hp, store)
         sliding = map(hp.sliding_of, range(hp.n_layer))
         self.widths = [how.width if how else 0 for how in sliding]
         self._activations = activations
-        self._runner = Runner(store.kernels, recorder(store.kernels) if replay else None)
+        records = replay and len(store.stretches) == 1
+        self._runner = Runner(store.stretches, recorder(store.kernels) if records else None)
         self._kept = GraphCache(self._runner.forget)
         self._params: dict[tuple[str, WindowMode, int, int], GraphParams] = {}
 
@@ -74,7 +71,7 @@ class ModelGraphs:
             n_tokens=inputs.n_tokens,
             n_out=n_out,
             kind=inputs.kind,
-            devices=(self._store.device.name,) * self._hp.n_layer,
+            stretches=self._store.stretches,
             kv_format=self._store.fmt,
             layout=self._store.layout,
             windows=tuple((inputs.mode, width) for width in self.widths),
@@ -82,7 +79,7 @@ class ModelGraphs:
             revision=self._revision,
         )
 
-    def run(self, graph: Graph, inputs: Mapping[str, Any], step: Step) -> Floats:
+    def run(self, graph: Graph, inputs: Mapping[Input, Any], step: Step) -> Floats:
         """The output rows of a batch on the host, see `graph.replay.Runner`."""
         return self._runner.run(graph, inputs, step)
 
@@ -94,3 +91,13 @@ class ModelGraphs:
         return builder.finish(
             hp.architecture.forward(Model(builder, hp, self._weights, self._tables))
         )
+
+
+def _tables(hp: Hyperparameters, store: KvStore) -> list[Tables]:
+    """cos and sin of every rope, by stretch: on its device, those that its layers turn by."""
+    made = {r: rope.tables(store.n_ctx, r) for r in hp.ropes}
+    found: list[Tables] = []
+    for stretch in store.stretches:
+        place, here = stretch.kernels.from_host, map(hp.rope_of, stretch.layers)
+        found.append({r: (place(made[r][0]), place(made[r][1])) for r in dict.fromkeys(here)})
+    return found

@@ -141,6 +141,11 @@ class CharacterStream:
             return text.removeprefix(" ")
         return text
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether bytes of a character wait for the rest of it."""
+        return bool(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """What is left: U+FFFD for an unfinished character, else nothing."""
         return self._decoder.decode(b"", final=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minfer import memory
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
@@ -14,6 +13,7 @@ from minfer.kv.session import host
 from minfer.kv.session.header import ANY, damaged
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
+from minfer.offload import required
 from minfer.perplexity import Scores, Versus, Window, summarize
 from minfer.perplexity.feeding import SEQ, reserved, scored_pieces
 from minfer.prompts import checked_prompt
@@ -131,9 +131,8 @@ def _impossible(engine: Engine) -> dict[KvFormat, str]:
 def _replay(
     engine: Engine, formats: Sequence[KvFormat], ids: list[int], kind: str, progress: bool
 ) -> tuple[dict[KvFormat, Versus], dict[KvFormat, Heads]]:
-    needs = {f"{fmt} KV cache": engine.cache_bytes(fmt) for fmt in formats}
-    memory.require(needs, engine.store.device.free_bytes())
-    engines = [engine, *(engine.with_cache(fmt) for fmt in formats)]
+    with required(need for fmt in formats for need in engine.store.needs(fmt)):
+        engines = [engine, *(engine.with_cache(fmt) for fmt in formats)]
     window, parts = Window(0, 1, len(ids)), []
     with (
         reserved(engines, len(ids)),

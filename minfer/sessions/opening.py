@@ -12,13 +12,18 @@ from minfer.errors import Refusal
 from minfer.kv.session import host
 from minfer.kv.session.header import damaged
 from minfer.kv.session.reading import SessionFile
+from minfer.sessions.progress import bar
 
 
 @contextmanager
-def verified(path: str | Path) -> Iterator[SessionFile]:
-    """An open session file, of which every part was checked; refused or Damaged otherwise."""
+def verified(path: str | Path, *, progress: bool = False) -> Iterator[SessionFile]:
+    """An open session file, of which every part was checked; refused or Damaged otherwise.
+
+    progress: a bar on stderr.
+    """
     with SessionFile(path) as file:
-        file.verify()
+        with bar(file.size, "verifying", "B", show=progress) as update:
+            file.verify(update)
         _ = file.tables
         _check_host(file)
         yield file
@@ -29,7 +34,7 @@ def _check_host(file: SessionFile) -> None:
     if host.version(file.host) is None:
         return
     host.state(file.host, file.where)
-    _, facts = host.told(file.host)
+    facts = host.facts(file.host)
     if facts and numerics.fingerprint(facts) != file.header.numerics:
         what = "its host part tells other facts of numbers than those of its fingerprint"
         raise damaged(file.where, what)

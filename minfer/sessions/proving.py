@@ -12,6 +12,7 @@ from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
 from minfer.kv.session import host
 from minfer.kv.session.header import ANY
+from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.models.fingerprint import fingerprint, full
@@ -84,8 +85,12 @@ def _again(engine: Engine, seq: int) -> Proof:
 
 def _last_cells(engine: Engine, seq: int) -> list[bytes]:
     """The last row of a sequence as stored, K and V of every layer."""
-    arena, cells = engine.store.arena, engine.store.tables.written_cells(seq)[-1][-1:]
-    return [arena.canonical(region, (cells,)).tobytes() for pair in arena.layers for region in pair]
+    store, cells = engine.store, engine.store.tables.written_cells(seq)[-1][-1:]
+    return [
+        store.arena.canonical(layer, which, (cells,)).tobytes()
+        for layer in range(store.n_layer)
+        for which in range(len(WHICH))
+    ]
 
 
 @dataclass(frozen=True)

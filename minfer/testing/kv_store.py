@@ -133,7 +133,7 @@ class KvStoreCache:
     def state(self) -> object:
         """Tables, generation and every byte."""
         arrays = [
-            self.store.kernels.to_host(array).tobytes()
+            self.store.stretch_of(layer).kernels.to_host(array).tobytes()
             for layer in range(self.store.n_layer)
             for region in self.store.region(layer)
             for array in region.arrays
@@ -192,8 +192,8 @@ class KvStoreCache:
             for position, cell, length in store.spans(seq):
                 readable[cell : cell + max(0, min(length, store.written(seq) - position))] = True
         cells = np.flatnonzero(~readable).astype(np.int32)
-        kernels = store.kernels
         for layer in range(store.n_layer):
+            kernels = store.stretch_of(layer).kernels
             for which, region in zip("kv", store.region(layer), strict=True):
                 rows = kernels.to_host(kernels.decode_cells(region, cells))
                 clean = cells[~np.isnan(rows).all((1, 2))]

@@ -2,80 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import under_test
 from refusals import refused
+from store_life import N_LAYER, cells, steps, write
 from stores import FORMATS, HEAD_DIM, N_HEAD, N_HEAD_KV, batch_rows, tokens
 
-from minfer import Batch, KvStore, Rope, Span, attention, dequantize, quantize
+from minfer import KvStore, Span, attention, dequantize, quantize
 from minfer.errors import Refusal
 
 pytest.importorskip("numba")
 pytestmark = pytest.mark.skipif(under_test.device == "cpu", reason="compares with the CPU")
-N_LAYER = 2
 
 
-def stores(cache_type: str, **how: Any) -> list[KvStore]:
-    """One on the device under test, one on the CPU."""
-    sizes = (N_LAYER, 64, N_HEAD_KV, HEAD_DIM)
-    return [
-        KvStore(*sizes, cache_type=cache_type, device=d, **how) for d in (under_test.device, "cpu")
-    ]
-
-
-def write(store: KvStore, batch: Batch) -> None:
-    with store.step(batch) as step:
-        for layer in range(N_LAYER):
-            _, k, v = batch_rows(batch, 10 * layer)
-            step.write(layer, k=k, v=v)
-
-
-def cells(store: KvStore) -> list[Any]:
-    """Every cell of every region, canonical, and what every sequence exports."""
-    everything = np.arange(store.n_ctx, dtype=np.int32)
-    found = [
-        store.kernels.read_cells(region, everything)
-        for layer in range(N_LAYER)
-        for region in store.region(layer)
-    ]
-    for seq in store.sequences():
-        for which in "kv":
-            found += [store.export_cells(seq, 1, which), store.export(seq, 1, which)]
-    return found
-
-
-def steps(cache_type: str) -> list[tuple[str, Callable[[KvStore], object]]]:
-    """What happens to a store, in order."""
-    rows = np.random.default_rng(5).standard_normal((2, N_LAYER, 3, N_HEAD_KV, HEAD_DIM))
-    k, v = rows.astype(np.float32)
-    rope = Rope(HEAD_DIM, 1e4)
-    done: list[tuple[str, Callable[[KvStore], object]]] = [
-        ("reserve", lambda s: [s.reserve(seq, cap) for seq, cap in ((3, 5), (7, 4), (1, 12))]),
-        ("prompt", lambda s: write(s, tokens((3, 0, 5), (1, 0, 7)))),
-        ("release", lambda s: s.release(7)),
-        ("decode", lambda s: write(s, tokens((1, 7, 1), kind="decode"))),
-        ("share", lambda s: (s.reserve(2, 11), s.share_prefix(1, 2, 4))),
-        ("copy on write", lambda s: write(s, tokens((1, 2, 3), (2, 4, 2)))),
-        ("import", lambda s: s.import_rows(2, k, v)),
-        ("defrag", lambda s: s.defrag()),
-        ("copy", lambda s: (s.reserve(9, 6), s.copy_prefix(2, 9, 6))),
-        ("truncate", lambda s: s.truncate(9, 2)),
-        ("over", lambda s: write(s, tokens((9, 1, 3)))),
-    ]
-    if cache_type != "f16":
-        done.append(("remove", lambda s: s.remove(2, 5, 2, rope=rope)))
-    return done
+def stores(cache_type: str, place: str = "{}", **how: Any) -> list[KvStore]:
+    """One on the device under test, or a plan with it, and one on the CPU."""
+    sizes, ours = (N_LAYER, 64, N_HEAD_KV, HEAD_DIM), place.format(under_test.device)
+    return [KvStore(*sizes, cache_type=cache_type, device=d, **how) for d in (ours, "cpu")]
 
 
 @pytest.mark.parametrize("sanitize", [False, True], ids=["plain", "sanitized"])
 @pytest.mark.parametrize("cache_type", FORMATS)
-def test_a_store_exports_the_bytes_of_one_on_the_cpu(cache_type: str, sanitize: bool) -> None:
-    ours, theirs = stores(cache_type, sanitize=sanitize)
-    assert ours.layout == "planes" and theirs.layout == "canonical"
+@pytest.mark.parametrize(
+    ("place", "layout"),
+    [("{}", "planes"), ("cpu:1,{}:1", "canonical,planes"), ("{}:1,cpu:1", "planes,canonical")],
+)
+def test_a_store_exports_the_bytes_of_one_on_the_cpu(
+    cache_type: str, sanitize: bool, place: str, layout: str
+) -> None:
+    ours, theirs = stores(cache_type, place, sanitize=sanitize)
+    assert ours.layout == layout and theirs.layout == "canonical"
     for name, change in steps(cache_type):
         for store in (ours, theirs):
             change(store)

@@ -32,7 +32,7 @@ def pieces(n_layer: int, written: Sequence[range], cell_bytes: int) -> Iterator[
     written: the cells with rows, ascending. A piece has `PIECE_BYTES` at most, or one row.
     """
     cut = list(groups(written, cell_bytes))
-    for layer in range(n_layer):
+    for layer in range(n_layer if cut else 0):
         for which in range(2):
             for cells in cut:
                 yield Piece(layer, which, cells)
@@ -70,13 +70,14 @@ def view(arena: Arena, piece: Piece) -> Bytes | None:
 def taken(arena: Arena, piece: Piece) -> Bytes:
     """The cells of a piece, canonical: uint8 [n, cell_bytes]; a view where that is possible."""
     held = view(arena, piece)
-    return arena.canonical(_region(arena, piece), piece.cells) if held is None else held
+    return arena.canonical(*piece) if held is None else held
 
 
 def put(arena: Arena, piece: Piece, rows: Bytes) -> None:
     """Store canonical cells, uint8 [n, cell_bytes]."""
     pair = list(arena.layers[piece.layer])
-    pair[piece.which] = arena.kernels.write_cells(_region(arena, piece), joined(piece.cells), rows)
+    write = arena.by_layer[piece.layer].kernels.write_cells
+    pair[piece.which] = write(_region(arena, piece), joined(piece.cells), rows)
     arena.bind(piece.layer, *pair)
 
 

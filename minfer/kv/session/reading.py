@@ -59,8 +59,17 @@ class SessionFile:
     ) -> None:
         self._file.close()
 
-    def verify(self) -> None:
-        """Read the whole file and compare its checksum; raises Damaged if it is another one."""
+    def verify(self, update: Callable[[int], object] = lambda done: None) -> None:
+        """Read the whole file and compare its checksum; raises Damaged if it is another one.
+
+        update: is told how many bytes of rows were read, piece by piece.
+        """
+        try:
+            self._verify(update)
+        except EOFError:
+            raise self._changed() from None
+
+    def _verify(self, update: Callable[[int], object]) -> None:
         hashed = Hashed(self._file)
         if parse(hashed.take(HEADER.size), self.size, self.where) != self.header:
             raise self._changed()
@@ -73,6 +82,7 @@ class SessionFile:
         padded = False
         for rows in self._all_rows(hashed):
             padded |= self._is_padded(rows)
+            update(rows.nbytes)
         digest = hashed.digest()
         if self._file.read(CHECKSUM_BYTES) != digest:
             raise damaged(self.where, "its checksum is not that of its bytes")

@@ -1,0 +1,163 @@
+"""A chat in two files: FILE, its history, and FILE.kv, its cache (contract 9.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minfer.chat import history
+from minfer.chat.conversation import Conversation
+from minfer.chat.history import History
+from minfer.chat.state import Saved, host_state, parsed
+from minfer.engine import Engine
+from minfer.errors import Refusal
+from minfer.models.sampling import Sampling
+
+NEW, RESUMED, RENDERED = "new", "resumed", "rendered"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """How a chat began: new, resumed without prefill, or rendered: its history has to be fed.
+
+    reason: why it is rendered, or, if it is resumed, why going on is not bitwise; else "".
+    """
+
+    how: str
+    reason: str = ""
+
+
+class Session:
+    """The files of a chat, or none.
+
+    unanswered: a message that has no answer yet. The history keeps it as its last one.
+    """
+
+    def __init__(self, path: Path | None, system: str | None) -> None:
+        """Reads the history. system: what `--system` says, None where it is not given.
+
+        Refuses a broken history, a system prompt that contradicts it, and a cache without one.
+        """
+        self.path = path
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._found: History | None = history.read(path) if path else None
+        self.unanswered = self._found.unanswered if self._found else ""
+        if self._found and system is not None:
+            self._refuse_other_system(self._found)
+        if path and not self._found and cache_of(path).exists():
+            raise Refusal(
+                "9.1",
+                f"{cache_of(path)} is there and {path} is not: a new chat would overwrite it; move "
+                "it away or give another name",
+                {"path": str(path)},
+            )
+
+    def _refuse_other_system(self, found: History) -> None:
+        known = [message for message in found.messages if message["role"] == "system"]
+        if known == self._system:
+            return
+        said = f"begins with the system prompt {known[0]['content']!r}" if known else "has none"
+        raise Refusal(
+            "9.1",
+            f"--system contradicts {self.path}, which {said}; leave --system out, edit the file, "
+            "or give another --session",
+            {"path": str(self.path)},
+        )
+
+    def open(self, engine: Engine, sampling: Sampling) -> tuple[Conversation, Opened]:
+        """The conversation, resumed where the cache matches; else its messages are to be fed."""
+        found = self._found or History(self._system, None)
+        talk = Conversation(engine, found.messages, sampling=sampling, started=found.started)
+        if not self.path or not self._found:
+            self.write(talk)
+            return talk, Opened(NEW)
+        try:
+            return talk, Opened(RESUMED, self._resume(talk, sampling))
+        except Refusal as refusal:
+            start_over(talk)
+            return talk, Opened(RENDERED, refusal.message)
+
+    def _resume(self, talk: Conversation, sampling: Sampling) -> str:
+        """Take the cache over; returns why going on is not bitwise. Refuses with the reason."""
+        assert self.path
+        path, states = cache_of(self.path), list[Saved]()
+        if not path.exists():
+            raise Refusal("9.1", f"{path} is not there", {"path": str(path)})
+
+        def accept(state: dict[str, Any]) -> None:
+            saved = parsed(state, talk.engine.tokenizer)
+            refuse_edited(path, saved, talk)
+            states.append(saved)
+
+        resumed = talk.engine.resume(path, accept)
+        states[0].put(talk, sampling)
+        return resumed.differs
+
+    def write(self, talk: Conversation) -> None:
+        """Write the history."""
+        if self.path:
+            write_history(self.path, talk, self.unanswered)
+
+    def save(self, talk: Conversation, path: Path | None = None) -> Path | None:
+        """Write history and cache, in this order; returns where, None without a session.
+
+        path: other files, which are not there yet; refused where one is.
+        """
+        target = path or self.path
+        if target is None:
+            return None
+        with told_as_refusal(target):
+            for file in (target, cache_of(target)) if path and path != self.path else ():
+                if file.exists():
+                    raise Refusal("9.1", f"{file} is there already; give a new name")
+        write_history(target, talk, self.unanswered)
+        with told_as_refusal(cache_of(target)):
+            talk.engine.save(cache_of(target), host_state(talk))
+        return target
+
+
+def cache_of(path: Path) -> Path:
+    """Where the cache of a history is."""
+    return path.with_name(path.name + ".kv")
+
+
+def write_history(path: Path, talk: Conversation, unanswered: str) -> None:
+    more = [{"role": "user", "content": unanswered}] if unanswered else []
+    with told_as_refusal(path):
+        history.write(path, [*talk.messages, *more], talk.started, talk.left_out)
+
+
+@contextmanager
+def told_as_refusal(path: Path) -> Iterator[None]:
+    """A full disk or a folder that is gone ends no chat."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        what = f"{path} cannot be written: {why or error}; /save it elsewhere"
+        raise Refusal("8.3", what, {"path": str(path)}) from error
+
+
+def refuse_edited(path: Path, saved: Saved, talk: Conversation) -> None:
+    """Refuse a cache of other messages than those of the history."""
+    ours, theirs = talk.messages, saved.messages
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    same = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+    if same < max(len(ours), len(theirs)):
+        what = f"is of {len(theirs)} messages and the history has {len(ours)}"
+        if same < min(len(ours), len(theirs)):
+            what = f"is of another history: message {same} was edited"
+        raise Refusal("9.1", f"{path} {what}", {"message": same})
+    if saved.started != talk.started:
+        raise Refusal("9.1", f"{path} is of a chat started at {saved.started}, not {talk.started}")
+
+
+def start_over(talk: Conversation) -> None:
+    """Empty rows, whatever a file brought."""
+    store = talk.engine.store
+    for seq in store.sequences():
+        store.release(seq)
+    store.reserve(talk.rows.seq, store.n_ctx)

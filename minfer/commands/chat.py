@@ -1,0 +1,48 @@
+"""`minfer chat`: a conversation with a model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from minfer.chat.program import Program
+from minfer.chat.reading import Lines, Reader, Terminal, as_typed
+from minfer.chat.session import Session
+from minfer.chat.showing import show
+from minfer.chat.signals import Signals
+from minfer.commands.loading import load_engine, note_long_context
+from minfer.commands.options import biases_of, sampling_of
+from minfer.kv.checks import whole_number
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Talk until the input ends; the session's files are checked before the model is loaded."""
+    if args.max_tokens is not None:
+        whole_number(args.max_tokens, "-n", "10", low=1)
+    sampling = sampling_of(args)
+    session = Session(None if args.session is None else Path(args.session), args.system)
+    terminal = not args.json and all(s and s.isatty() for s in (sys.stdin, sys.stdout))
+    if terminal:
+        import prompt_toolkit  # noqa: F401  a missing package is told before the model is loaded
+    engine = load_engine(args, args.cache_type, args.n_ctx)
+    sampling = replace(sampling, logit_bias=biases_of(args, engine.tokenizer))
+    engine.warm_up()
+    note_long_context(engine)
+    with Signals() as signals:
+        talk, opened = session.open(engine, sampling)
+        reader: Reader = Lines(sys.stdin.buffer if sys.stdin else None, signals)
+        if terminal:
+            earlier = [as_typed(m["content"]) for m in talk.messages if m["role"] == "user"]
+            reader = Terminal(signals, earlier)
+        Program(
+            talk,
+            session,
+            opened,
+            reader=reader,
+            show=show(as_json=args.json, terminal=terminal),
+            signals=signals,
+            max_tokens=args.max_tokens,
+            stops=args.stop,
+        ).run()
