@@ -44,12 +44,36 @@ def told(host: bytes) -> tuple[str, Facts]:
         return "", {}
 
 
+def facts(host: bytes) -> Facts:
+    """The facts of numbers as they are, none where `host` tells none."""
+    try:
+        return {str(name): str(value) for name, value in dict(_parsed(host)["numerics"]).items()}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+
+
 def model_hash(host: bytes) -> str:
     """The hash of all weights, "" where `host` tells none."""
     try:
         return str(_parsed(host).get("model_hash", ""))
     except (ValueError, RecursionError):
         return ""
+
+
+def version(host: bytes) -> int | None:
+    """The version of a host part that an engine wrote; None for any other bytes."""
+    try:
+        found = _parsed(host).get("minfer_host")
+    except (ValueError, RecursionError):
+        return None
+    return found if type(found) is int else None
+
+
+def changed(host: bytes, **values: Any) -> bytes:
+    """The host part with other values of these names; as it is where no engine wrote it."""
+    if version(host) is None:
+        return host
+    return json.dumps({**_parsed(host), **values}).encode()
 
 
 def state(host: bytes, where: str) -> dict[str, Any]:

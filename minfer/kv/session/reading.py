@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,8 +25,8 @@ Target = Callable[[Piece], "Bytes | None"]
 class SessionFile:
     """One open file. `header` is looked at when it is opened, the rest by `verify`.
 
-    host: the host's bytes. Refuses a file that is missing or cannot be read, and what
-    `header.parse` refuses. Use it as a context manager.
+    host: the host's bytes. checksum: of a verified file. Refuses a file that is missing or cannot
+    be read, and what `header.parse` refuses. Use it as a context manager.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,7 +45,7 @@ class SessionFile:
             raise
         self.host = b""
         self._records: Records = {}
-        self._checksum = b""
+        self.checksum = b""
         self._tables: Tables | None = None
 
     def __enter__(self) -> SessionFile:
@@ -56,14 +59,17 @@ class SessionFile:
     ) -> None:
         self._file.close()
 
-    def verify(self) -> None:
-        """Read the whole file and compare its checksum; raises Damaged if it is another one."""
+    def verify(self, update: Callable[[int], object] = lambda done: None) -> None:
+        """Read the whole file and compare its checksum; raises Damaged if it is another one.
+
+        update: is told how many bytes of rows were read, piece by piece.
+        """
         try:
-            self._verify()
+            self._verify(update)
         except EOFError:
             raise self._changed() from None
 
-    def _verify(self) -> None:
+    def _verify(self, update: Callable[[int], object]) -> None:
         hashed = Hashed(self._file)
         if parse(hashed.take(HEADER.size), self.size, self.where) != self.header:
             raise self._changed()
@@ -76,12 +82,13 @@ class SessionFile:
         padded = False
         for rows in self._all_rows(hashed):
             padded |= self._is_padded(rows)
+            update(rows.nbytes)
         digest = hashed.digest()
         if self._file.read(CHECKSUM_BYTES) != digest:
             raise damaged(self.where, "its checksum is not that of its bytes")
         if padded:
             raise damaged(self.where, "bytes of cells that hold no element are not zero")
-        self._checksum = digest
+        self.checksum = digest
 
     @property
     def tables(self) -> Tables:
@@ -110,11 +117,47 @@ class SessionFile:
                 rows = scratch[:size].reshape(-1, width) if rows is None else rows
                 hashed.into(rows.reshape(-1))
                 yield piece, rows
-            same = hashed.digest() == self._checksum
+            same = hashed.digest() == self.checksum
         except EOFError:
             same = False
         if not same:
             raise self._changed()
+
+    def cells(self, layer: int, which: int, cells: Sequence[range]) -> Bytes:
+        """Some K (`which` 0) or V cells of a verified file, uint8 [n, cell_bytes].
+
+        cells: written ones, each range of one run. What came is what was verified if
+        `refuse_changed` says so afterwards.
+        """
+        width, (starts, rows) = self.header.cell_bytes, self._rows_before
+        plane = (2 * layer + which) * self.header.n_rows
+        found = np.empty((sum(map(len, cells)), width), np.uint8)
+        done = 0
+        for some in cells:
+            at = bisect_right(starts, some.start) - 1
+            row = plane + rows[at] + some.start - starts[at]
+            self._file.seek(self.header.offsets["rows"] + row * width)
+            if not filled(self._file, found[done : done + len(some)].reshape(-1)):
+                raise self._changed()
+            done += len(some)
+        return found
+
+    def refuse_changed(self) -> None:
+        """Read the whole file again; raises Damaged if it is not the one that was verified."""
+        hashed = Hashed(self._file)
+        try:
+            hashed.skip(self.header.offsets["checksum"])
+        except EOFError:
+            raise self._changed() from None
+        if hashed.digest() != self.checksum:
+            raise self._changed()
+
+    @cached_property
+    def _rows_before(self) -> tuple[list[int], list[int]]:
+        """The first cell of every stretch of written ones, and how many rows stand before it."""
+        written = self.tables.written()
+        before = accumulate((len(cells) for cells in written), initial=0)
+        return [cells.start for cells in written], list(before)
 
     def _all_rows(self, hashed: Hashed) -> Iterator[Bytes]:
         """The cells of all layers, uint8 [n, cell_bytes] each, wherever they belong."""
@@ -149,12 +192,8 @@ class Hashed:
 
     def into(self, buffer: Bytes) -> Bytes:
         """Fill a contiguous `buffer`; returns it."""
-        left = memoryview(buffer.data)
-        while left:
-            n = self._file.readinto(left)
-            if not n:
-                raise EOFError
-            left = left[n:]
+        if not filled(self._file, buffer):
+            raise EOFError
         self._hash.update(buffer.data)
         return buffer
 
@@ -171,6 +210,17 @@ class Hashed:
     def digest(self) -> bytes:
         """xxh3-128 of what was read."""
         return self._hash.digest()
+
+
+def filled(file: Any, buffer: Bytes) -> bool:
+    """Whether a contiguous `buffer` could be filled from where `file` stands."""
+    left = memoryview(buffer.data)
+    while left:
+        n = file.readinto(left)
+        if not n:
+            return False
+        left = left[n:]
+    return True
 
 
 def used_bytes(header: Header) -> int:
