@@ -16,10 +16,9 @@ import pytest
 from interrupts import interrupted_at
 from refusals import refused, state
 from session_faults import Disk, Event, after_power_loss
-from session_mutations import empty_store, small_store, write_rows
+from session_mutations import empty_store, write_rows
 
 from minfer import atomic
-from minfer.errors import Refusal
 from minfer.kv.store import KvStore
 
 OLD, NEW = b"old", b"new"
@@ -346,12 +345,3 @@ def test_a_full_disk_is_refused_before_anything_is_written(
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda folder: usage(9**9, 0, size))
     save()
     assert held(path) == NEW
-
-
-@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, os.mkfifo], ids=range(3))
-def test_what_is_no_file_is_not_loaded(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    target = small_store("f32")
-    make(tmp_path / "a.kv")
-    refused(target, "8.2", lambda: target.load(tmp_path / "a.kv"), "name a session file")
-    with pytest.raises(Refusal, match="does not exist"):
-        target.load("a\0b")

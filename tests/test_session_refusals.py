@@ -244,6 +244,11 @@ def settled(*changes: Change) -> Change:
     return both
 
 
+def another_row(parts: Parts) -> None:
+    parts.header["n_rows"] += 1
+    parts.rows += bytes(2 * 2 * 4 * parts.header["cell_words"])
+
+
 CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "n_layer 0": (header(n_layer=0), "n_layer is 0"),
     "n_ctx too large": (header(n_ctx=2**31), "n_ctx is 2147483648"),
@@ -253,6 +258,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "more rows than cells": (header(n_rows=25), "n_rows is 25, above 24"),
     "more sequences than runs": (header(n_sequences=7), "n_sequences is 7, above 6"),
     "rows": (header(n_rows=8), "it is too long"),
+    "a row of nobody": (another_row, "it says 10 rows and its tables say otherwise"),
     "huge host": (header(host_bytes=2**64 - 1), "it is cut short"),
     "rest of the header": (lambda parts: setattr(parts, "zero", bytes(23) + b"x"), "not zero"),
     "run ids": (table("runs", 1, id=0), "the ids of its runs do not ascend"),

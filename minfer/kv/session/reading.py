@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
@@ -32,10 +33,7 @@ class SessionFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.where = str(path)
-        if not self.path.is_file():
-            state = "is no regular file" if self.path.exists() else "does not exist"
-            raise Refusal("8.2", f"{path} {state}; name a session file", {"path": str(path)})
-        self._file = self.path.open("rb", buffering=0)
+        self._file = _opened(self.path)
         try:
             self.size = self._file.seek(0, 2)
             self._file.seek(0)
@@ -179,6 +177,16 @@ class SessionFile:
 
     def _changed(self) -> Damaged:
         return Damaged("8.2", f"{self.where} was changed while it was read; read it again")
+
+
+def _opened(path: Path) -> FileIO:
+    try:
+        if path.is_file():
+            return path.open("rb", buffering=0)
+        state = "is no regular file" if path.exists() else "does not exist"
+    except OSError as error:
+        state = f"cannot be read: {error.strerror or error}"
+    raise Refusal("8.2", f"{path} {state}; name a session file", {"path": str(path)})
 
 
 class Hashed:
