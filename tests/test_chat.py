@@ -20,6 +20,7 @@ from minfer.chat.events import Fed, Token
 from minfer.chat.stream import Mark, Stream
 from minfer.errors import Refusal
 from minfer.models.chat_prompt import Prompt
+from minfer.timing import Timing
 
 SMILE = "\U0001f642"
 
@@ -236,6 +237,16 @@ def test_a_step_that_fails_is_no_part_of_the_chat(
     assert_sound(talk)
     monkeypatch.undo()
     ask(talk, "and", n=4)
+
+
+def test_a_token_that_fails_has_no_row(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = talk_of(engine, LONG)
+    ask(talk, "hello", n=5)
+    before = list(talk.rows.stream.tokens)
+    monkeypatch.setattr(engine, "forward", None)
+    with pytest.raises(TypeError):
+        talk.rows.decode(5, Timing())
+    assert talk.rows.stream.tokens == before and len(before) == talk.rows.written
 
 
 def test_a_new_chat_forgets_what_its_sequence_held(engine: Engine) -> None:
