@@ -233,11 +233,12 @@ def test_a_piece_is_removed_only_between_control_tokens_that_match() -> None:
 def test_stopping_while_turns_go(tiny_gguf: Path) -> None:
     for fmt in ("f32", "f16"):
         talk = filled(engine_of(tiny_gguf, fmt))
-        messages = list(talk.messages)
+        messages, written = list(talk.messages), talk.rows.written
         answer = talk.say("there the cat", 6)
-        while not isinstance(next(answer), Dropped):
-            pass
+        event = next(answer)
+        assert isinstance(event, Dropped)
         answer.stop()
+        assert talk.rows.written == written - event.rows  # no other row went
         assert answer.taken_back and talk.messages == messages
         assert len(talk.rows.stream.tokens) == talk.rows.written
         _, events = ask(talk, "there the cat", 6)
