@@ -178,9 +178,8 @@ class Conversation:
         self.messages.pop()
         self._answering = False
         stream = self.rows.stream
-        if stream.tokens[: len(base.tokens)] != base.tokens or not stream.text.startswith(
-            base.text
-        ):
+        same = stream.tokens[: len(base.tokens)] == base.tokens
+        if not same or not stream.text.startswith(base.text):
             base = stream.cut(min(self.rows.turn, self.rows.written), len(stream.text))
         self.rows.replace(base)
 
