@@ -27,6 +27,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LEFT_AFTER = 60  # seconds without a change, then a file may be left behind
+NAME_BYTES = 255 - len("..xxxxxxxx.part")  # so that the other name fits where file systems end
 UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP)  # of a folder that cannot be brought to the disk
 
 
@@ -63,7 +64,7 @@ def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
     size: bytes that will be written, as far as known. A link is followed. Refuses a folder that
     does not exist, a `path` that is no regular file, and too little free disk.
     """
-    target = checked(path, size)
+    target = _checked(path, size)
     _remove_left(target)
     name = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
@@ -78,7 +79,7 @@ def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
     sync_folder(target.parent)
 
 
-def checked(path: str | Path, size: int = 0) -> Path:
+def _checked(path: str | Path, size: int = 0) -> Path:
     """Where a file of `size` bytes can be put, links followed; refused where it cannot."""
     has_zero = "\0" in str(path)
     target = Path(os.path.realpath("" if has_zero else path))
@@ -89,7 +90,7 @@ def checked(path: str | Path, size: int = 0) -> Path:
         why = f"{folder} is no folder; make it first"
     elif target.exists() and not target.is_file():
         why = "it is no regular file; give another name"
-    elif len(os.fsencode(target.name)) > 240:
+    elif len(os.fsencode(target.name)) > NAME_BYTES:
         why = "its name is too long; give a shorter one"
     elif size > shutil.disk_usage(folder).free:
         free = human(shutil.disk_usage(folder).free)

@@ -14,7 +14,7 @@ from minfer.graph.run import fill_batch_inputs, output_rows
 from minfer.kv.batch import Batch
 from minfer.kv.checks import INT32_MAX, whole_number
 from minfer.loading import PREFILL_CHUNK, LoadedModel
-from minfer.models.fingerprint import full
+from minfer.models.fingerprint import full_hash
 from minfer.models.graphs import ModelGraphs
 from minfer.ops import DECODE, PREFILL
 from minfer.prompts import checked_prompt, refuse_overflow
@@ -48,7 +48,7 @@ class Inference:
     def model_hash(self) -> str:
         """xxh3 of all weights, "" if their file is not what was loaded; it is read once."""
         try:
-            return full(self._loaded.file).hex()
+            return full_hash(self._loaded.file).hex()
         except (OSError, Refusal):
             return ""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from minfer import settings
 from minfer.device import Device
@@ -17,20 +16,13 @@ from minfer.kv import removal, turning
 from minfer.kv.arena import Arena, Turn, cache_needs
 from minfer.kv.cells import CellTables
 from minfer.kv.change import Change
-from minfer.kv.checks import (
-    sanitizes,
-    thread_count,
-    whole_number,
-)
+from minfer.kv.checks import sanitizes, thread_count, whole_number
 from minfer.kv.sequences import Sequences
 from minfer.kv.session.identity import Identity, without_model
 from minfer.kv.uninterrupted import Uninterrupted
 from minfer.offload import DevicePlan, Need, Stretch, required
 from minfer.ops import HALF
 from minfer.rope import Rope
-
-if TYPE_CHECKING:
-    pass
 
 TABLE_BYTES = 32  # a cell, of the free list
 

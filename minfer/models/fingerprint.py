@@ -11,7 +11,7 @@ from typing import Any
 from minfer.models.gguf import GgufFile
 from minfer.models.keys import architecture_of
 
-BLOCK = 4 << 10  # bytes of a sample
+SAMPLE = 4 << 10  # bytes
 LARGE, STRIDED = 16 << 20, 64  # of tensors above so many bytes, so many more samples
 AT_ONCE = 4 << 20  # bytes, where all are hashed
 
@@ -20,7 +20,7 @@ def fingerprint(file: GgufFile) -> bytes:
     """xxh3-128, 16 bytes: of metadata that changes numbers, the tensor table, and samples.
 
     Samples are 4 KiB from start, middle and end of every tensor, and 64 blocks at equal strides of
-    each above 16 MiB: a file that differs elsewhere only is not told apart; `full` reads it all.
+    each above 16 MiB. A file that differs elsewhere only is not told apart; `full_hash` reads all.
     """
     hashed = _of_tables(file)
     with _opened(file.path) as data:
@@ -28,11 +28,11 @@ def fingerprint(file: GgufFile) -> bytes:
             start, size = file.extent(name)
             for first in _samples(size):
                 data.seek(start + first)
-                hashed.update(data.read(min(BLOCK, size)))
+                hashed.update(data.read(min(SAMPLE, size)))
     return bytes(hashed.digest())
 
 
-def full(file: GgufFile, progress: bool = False) -> bytes:
+def full_hash(file: GgufFile, progress: bool = False) -> bytes:
     """xxh3-128 of the same tables and of every byte of every tensor. progress: a bar on stderr.
 
     Refuses a file that is not as it was when `file` was opened.
@@ -80,7 +80,7 @@ def _of_tables(file: GgufFile) -> Any:
 
 def _samples(size: int) -> Iterator[int]:
     """Where samples begin in a tensor of `size` bytes."""
-    last = max(0, size - BLOCK)
+    last = max(0, size - SAMPLE)
     yield from sorted({0, last // 2, last})
     if size > LARGE:
         yield from (last * k // STRIDED for k in range(STRIDED))

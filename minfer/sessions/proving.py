@@ -15,7 +15,7 @@ from minfer.kv.session.header import ANY
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
-from minfer.models.fingerprint import fingerprint, full
+from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
 
 
@@ -118,4 +118,4 @@ def compare_weights(file: SessionFile, model: Path, progress: bool = False) -> W
         )
     weights = open_gguf(model)
     same = fingerprint(weights) == file.header.model
-    return Weights(told, full(weights, progress).hex(), same)
+    return Weights(told, full_hash(weights, progress).hex(), same)

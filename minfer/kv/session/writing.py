@@ -22,15 +22,15 @@ def write(
     import xxhash
 
     checksum = xxhash.xxh3_128()
-    size, told = 0, header.offsets["end"]
-    with atomic.replacing(path, told) as part:
+    size, announced = 0, header.offsets["end"]
+    with atomic.replacing(path, announced) as part:
         for data in _parts(header, tables, host, rows):
             checksum.update(data)
             part.write(data)
             size += len(data)
         part.write(checksum.digest())
-        if size + CHECKSUM_BYTES != told:
-            raise AssertionError(f"{size + CHECKSUM_BYTES} bytes written, {told} announced")
+        if size + CHECKSUM_BYTES != announced:
+            raise AssertionError(f"{size + CHECKSUM_BYTES} bytes written, {announced} announced")
 
 
 def _parts(
