@@ -12,6 +12,7 @@ import pytest
 from saved_sessions import engine_session, header_changed, told_store
 from stores import FORMATS
 
+from minfer import kernels_numba
 from minfer.commands.parser import build_parser
 from minfer.commands.session_text import printable, shades_of
 from minfer.format import cell_bytes
@@ -104,6 +105,13 @@ def test_text_shows_runs_sequences_and_the_map(call, saved: Path, monkeypatch) -
 
 
 BELOW = "below a run's number, its last digit of 36"
+
+
+def test_facts_of_the_machine_are_shown(call, tiny_gguf: Path, tmp_path: Path) -> None:
+    facts = engine_session(tiny_gguf, tmp_path / "e.kv").store.identity().facts
+    names = ("device", "cache type", "activations", *kernels_numba.NUMERIC, "source")
+    told = ", ".join(f"{name} {facts[name]}" for name in names)
+    assert f"           {told}" in call("inspect", tmp_path / "e.kv").out.splitlines()
 
 
 def test_host_is_shown_on_demand(call, saved: Path, tiny_gguf: Path, tmp_path: Path) -> None:

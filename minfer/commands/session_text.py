@@ -11,6 +11,7 @@ from typing import Any
 from minfer.commands.columns import aligned
 from minfer.kv.session.tables import Tables
 from minfer.memory import human
+from minfer.ops import OPS
 from minfer.sessions.arena_map import ASCII, UNICODE, Shades, draw, legend
 from minfer.sessions.description import Facts
 
@@ -53,8 +54,8 @@ def _named(name: str, fingerprint: str | None, without: str) -> str:
 
 
 def _short(facts: Mapping[str, str]) -> dict[str, str]:
-    """The facts that tell machines apart, without those of single kernels."""
-    return {k: v for k, v in facts.items() if " " not in v and "_" not in k}
+    """The facts that tell machines apart, without those of single ops."""
+    return {name: fact for name, fact in facts.items() if name.partition(" ")[0] not in OPS}
 
 
 def _host(host: Mapping[str, Any]) -> str:
