@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from minfer.commands.columns import aligned
 from minfer.commands.loading import load_engine, note_long_context, shows_bar
@@ -23,7 +24,7 @@ from minfer.sessions.advice import (
     Advice,
     Candidate,
     advise,
-    as_json,
+    by_layer,
     refuse_other_model,
     session_tokens,
     worst_heads,
@@ -56,7 +57,7 @@ def advise_session(args: argparse.Namespace) -> None:
         picture.draw(found, args.plot)
     if args.json:
         asked = {"model": str(engine.path), "file": args.file, "kind": kind}
-        print(json.dumps({**asked, **as_json(found)}))
+        print(json.dumps({**asked, **_as_json(found)}))
         return
     print(_text(found, engine, kind))
     note_long_context(engine)
@@ -69,12 +70,33 @@ def _ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def _as_json(found: Advice) -> dict[str, Any]:
+    """Everything, errors of rows as [layer][head] for K and for V."""
+    return {
+        "tokens": found.n_tokens,
+        "cache_bytes_f32": found.cache_bytes,
+        "limits": {"kl_mean": KL_MEAN, "kl_max": KL_MAX, "top1_agreement": TOP1},
+        "recommended": found.recommended.value,
+        "candidates": [_candidate_json(one) for one in found.candidates],
+    }
+
+
+def _candidate_json(one: Candidate) -> dict[str, Any]:
+    return {
+        "cache_type": one.fmt.value,
+        "cache_bytes": one.cache_bytes,
+        "against": list(one.against),
+        "versus": None if one.versus is None else vars(one.versus),
+        "relative_rms": {which: by_layer(one, which) for which in WHICH},
+    }
+
+
 def _text(found: Advice, engine: Engine, kind: str) -> str:
     parts = [
         f"{found.n_tokens} tokens replayed by {kind} with {engine.path.name}",
         _formats(found),
         _layers(found),
-        *(_worst(one) for one in found.candidates if one.heads),
+        *(_worst(one) for one in found.candidates if one.planes),
         _advice(found),
     ]
     return "\n\n".join(parts)
@@ -95,10 +117,10 @@ def _formats(found: Advice) -> str:
 
 def _layers(found: Advice) -> str:
     """Relative errors of rows, a line a layer."""
-    shown = [one for one in found.candidates if one.heads]
+    shown = [one for one in found.candidates if one.planes]
     rows = [["layer", *(f"{one.fmt} {which.upper()}" for one in shown for which in WHICH)]]
-    for layer in sorted({layer for one in shown for layer, _ in one.heads}):
-        errors = (one.heads[layer, which].relative for one in shown for which in WHICH)
+    for layer in sorted({layer for one in shown for layer, _ in one.planes}):
+        errors = (one.planes[layer, which].relative for one in shown for which in WHICH)
         rows.append([str(layer), *(f"{100 * error:.3g} %" for error in errors)])
     return f"rms error of rows, relative to their own\n{aligned(rows)}"
 

@@ -8,8 +8,8 @@ from typing import Any
 from minfer.commands.columns import aligned
 from minfer.commands.session_text import printable
 from minfer.kv.session.pieces import WHICH
-from minfer.sessions.comparing import Comparison, Pair, Rows, differing, flat
-from minfer.sessions.deviation import Deviation
+from minfer.sessions.comparing import ComparedRows, Comparison, Pair, differing, flat
+from minfer.sessions.deviation import Deviation, planes_json
 
 
 def as_json(found: Comparison, a: str, b: str) -> dict[str, Any]:
@@ -25,13 +25,10 @@ def as_json(found: Comparison, a: str, b: str) -> dict[str, Any]:
     }
 
 
-def _rows_json(rows: Rows) -> dict[str, Any]:
+def _rows_json(rows: ComparedRows) -> dict[str, Any]:
     return {
         **{"seq": rows.seq, "compared": rows.compared, "equal": rows.equal, "first": rows.first},
-        "planes": [
-            {"layer": layer, "which": which, **deviation.as_dict()}
-            for (layer, which), deviation in rows.planes.items()
-        ],
+        "planes": planes_json(rows.planes),
     }
 
 
@@ -64,7 +61,7 @@ def _changed(pair: Pair) -> str:
     return ", ".join(f"{name} {_beside(values)}" for name, values in fields.items())
 
 
-def _rows_text(rows: Rows, by: str) -> Iterable[str]:
+def _rows_text(rows: ComparedRows, by: str) -> Iterable[str]:
     told = f"  seq {rows.seq}: {rows.equal} of {rows.compared} rows equal {by}"
     if rows.first is None:
         return [told]
@@ -82,6 +79,6 @@ def _figures(deviation: Deviation | None) -> list[str]:
     return [f"{deviation.max_abs:.3g}", f"{deviation.rms:.3g}"]
 
 
-def _lost(rows: Rows) -> list[str]:
+def _lost(rows: ComparedRows) -> list[str]:
     lost = sum(deviation.lost for deviation in rows.planes.values())
     return [f"    {lost} elements are finite in one file only"] if lost else []

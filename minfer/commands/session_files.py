@@ -12,7 +12,7 @@ from minfer.commands.loading import shows_bar
 from minfer.errors import Refusal
 from minfer.kv.session.header import Header
 from minfer.memory import human
-from minfer.sessions.deviation import Deviation
+from minfer.sessions.deviation import Deviation, planes_json
 from minfer.sessions.extracting import parse_layers, write_arrays, write_session
 from minfer.sessions.opening import refuse_target, verified
 from minfer.sessions.transcoding import Transcoded, transcode
@@ -95,10 +95,7 @@ def _as_json(made: Transcoded, args: argparse.Namespace) -> dict[str, Any]:
         "runs_moved": made.moved,
         "bitwise": made.bitwise,
         "error": _total(made).as_dict(),
-        "planes": [
-            {"layer": layer, "which": which, **deviation.as_dict()}
-            for (layer, which), deviation in made.planes.items()
-        ],
+        "planes": planes_json(made.planes),
     }
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from minfer.engine import Engine
 from minfer.errors import Refusal
@@ -17,27 +16,26 @@ from minfer.offload import required
 from minfer.perplexity import Scores, Versus, Window, summarize
 from minfer.perplexity.feeding import SEQ, reserved, scored_pieces
 from minfer.prompts import checked_prompt
-from minfer.sessions.deviation import Deviation
+from minfer.sessions.deviation import Deviation, Planes
 from minfer.sessions.progress import bar
 from minfer.sessions.rows import Codec
 
 NARROW = (KvFormat.F16, KvFormat.Q8_0)  # the smallest last
 KL_MEAN, KL_MAX, TOP1 = 0.01, 1.0, 0.95  # what a format may cost at most; of top-1, at least
 TOKENS = "stream_tokens"  # the name that a chat keeps its tokens under
-Heads = dict[tuple[int, str], Deviation]
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One format, against f32.
 
-    heads: by layer and "k" or "v", how far rows lie from those of f32 once stored, by head. versus:
-    what it does to predictions; None where it cannot be used. against: why it is not recommended.
+    planes: how far rows lie from those of f32 once stored. versus: what that does to predictions;
+    None where the format cannot be used. against: why it is not recommended.
     """
 
     fmt: KvFormat
     cache_bytes: int
-    heads: Heads
+    planes: Planes
     versus: Versus | None
     against: tuple[str, ...]
 
@@ -98,7 +96,7 @@ def advise(engine: Engine, tokens: Sequence[int], kind: str, *, progress: bool =
     while True:
         formats = [fmt for fmt in NARROW if fmt not in out]
         try:
-            versus, heads = _replay(engine, formats, ids, kind, progress)
+            versus, planes = _replay(engine, formats, ids, kind, progress)
             break
         except Refusal as refusal:  # logits that are not finite
             fmt = refusal.facts.get("fmt")
@@ -109,9 +107,9 @@ def advise(engine: Engine, tokens: Sequence[int], kind: str, *, progress: bool =
         Candidate(
             fmt,
             engine.cache_bytes(fmt),
-            heads.get(fmt, {}),
+            planes.get(fmt, {}),
             versus.get(fmt),
-            (out[fmt],) if fmt in out else tuple(_against(versus[fmt], heads[fmt])),
+            (out[fmt],) if fmt in out else tuple(_against(versus[fmt], planes[fmt])),
         )
         for fmt in NARROW
     )
@@ -130,7 +128,7 @@ def _impossible(engine: Engine) -> dict[KvFormat, str]:
 
 def _replay(
     engine: Engine, formats: Sequence[KvFormat], ids: list[int], kind: str, progress: bool
-) -> tuple[dict[KvFormat, Versus], dict[KvFormat, Heads]]:
+) -> tuple[dict[KvFormat, Versus], dict[KvFormat, Planes]]:
     with required(need for fmt in formats for need in engine.store.needs(fmt)):
         engines = [engine, *(engine.with_cache(fmt) for fmt in formats)]
     window, parts = Window(0, 1, len(ids)), []
@@ -141,13 +139,13 @@ def _replay(
         for part in scored_pieces(engines, ids, window, kind):
             parts.append(part)
             update(len(part[0].nll))
-        heads = {fmt: _heads(engine, fmt) for fmt in formats}
+        planes = {fmt: _planes(engine, fmt) for fmt in formats}
     _, *results = summarize([[Scores.join(own) for own in zip(*parts, strict=True)]])
     found = [result.versus for result in results if result.versus is not None]
-    return dict(zip(formats, found, strict=True)), heads
+    return dict(zip(formats, found, strict=True)), planes
 
 
-def _heads(engine: Engine, fmt: KvFormat) -> Heads:
+def _planes(engine: Engine, fmt: KvFormat) -> Planes:
     """How far the rows of `SEQ` come to lie from themselves when stored as `fmt`."""
     store = engine.store
     codec, found = Codec(fmt, store.n_head_kv, store.head_dim), {}
@@ -159,9 +157,9 @@ def _heads(engine: Engine, fmt: KvFormat) -> Heads:
     return found
 
 
-def _against(versus: Versus, heads: Heads) -> list[str]:
+def _against(versus: Versus, planes: Planes) -> list[str]:
     """What speaks against a format, with the limit that it misses."""
-    lost = sum(deviation.lost for deviation in heads.values())
+    lost = sum(deviation.lost for deviation in planes.values())
     found = [f"{lost} elements of its rows overflow"] if lost else []
     if versus.kl_mean > KL_MEAN:
         found.append(f"mean KL {versus.kl_mean:.2g} nats a token, limit {KL_MEAN}")
@@ -174,36 +172,15 @@ def _against(versus: Versus, heads: Heads) -> list[str]:
 
 def by_layer(candidate: Candidate, which: str) -> list[list[float]]:
     """Relative errors of K or V rows, [layer][head]."""
-    heads = candidate.heads.items()
-    return [one.relative_by_head.tolist() for (_, of), one in heads if of == which]
+    planes = candidate.planes.items()
+    return [one.relative_by_head.tolist() for (_, of), one in planes if of == which]
 
 
 def worst_heads(candidate: Candidate, n: int) -> list[tuple[int, str, int, float]]:
     """The `n` heads with the largest relative error: layer, "k" or "v", head, error."""
     errors = [
         (layer, which, head, float(error))
-        for (layer, which), deviation in candidate.heads.items()
+        for (layer, which), deviation in candidate.planes.items()
         for head, error in enumerate(deviation.relative_by_head)
     ]
     return sorted(errors, key=lambda one: -one[3])[:n]
-
-
-def as_json(advice: Advice) -> Mapping[str, Any]:
-    """Everything, errors of rows as [layer][head] for K and for V."""
-    return {
-        "tokens": advice.n_tokens,
-        "cache_bytes_f32": advice.cache_bytes,
-        "limits": {"kl_mean": KL_MEAN, "kl_max": KL_MAX, "top1_agreement": TOP1},
-        "recommended": advice.recommended.value,
-        "candidates": [_candidate_json(one) for one in advice.candidates],
-    }
-
-
-def _candidate_json(one: Candidate) -> dict[str, Any]:
-    return {
-        "cache_type": one.fmt.value,
-        "cache_bytes": one.cache_bytes,
-        "against": list(one.against),
-        "versus": None if one.versus is None else vars(one.versus),
-        "relative_rms": {which: by_layer(one, which) for which in WHICH},
-    }

@@ -46,7 +46,7 @@ class Map(NamedTuple):
     lines: list[Line]
 
 
-class Piece(NamedTuple):
+class Part(NamedTuple):
     """`n` cells of one kind within one character."""
 
     at: int
@@ -65,7 +65,7 @@ def draw(tables: Tables, width: int, shades: Shades) -> Map:
     width = max(width, 1)
     per = max(1, -(-tables.n_ctx // (width * LINES_MAX)))
     n = -(-tables.n_ctx // per)
-    pieces: list[list[Piece]] = [[] for _ in range(n)]
+    pieces: list[list[Part]] = [[] for _ in range(n)]
     for piece in _pieces(tables, per):
         pieces[piece.at].append(piece)
     held = "".join(_shade(of, shades) for of in pieces)
@@ -85,7 +85,7 @@ def legend(shades: Shades) -> str:
     )
 
 
-def _pieces(tables: Tables, per: int) -> Iterator[Piece]:
+def _pieces(tables: Tables, per: int) -> Iterator[Part]:
     """The arena in cell order, cut where anything changes and where a character ends."""
     rows = rows_read(tables.entries.values())
     for run, start, n in owners(tables.runs.values(), tables.n_ctx):
@@ -95,11 +95,11 @@ def _pieces(tables: Tables, per: int) -> Iterator[Piece]:
             while first < end:
                 at = first // per
                 last = min(end, (at + 1) * per)
-                yield Piece(at, last - first, run, first < start + written, owned)
+                yield Part(at, last - first, run, first < start + written, owned)
                 first = last
 
 
-def _shade(pieces: list[Piece], shades: Shades) -> str:
+def _shade(pieces: list[Part], shades: Shades) -> str:
     free = sum(p.n for p in pieces if p.run == FREE)
     owned = sum(p.n for p in pieces if p.owned)
     orphaned = sum(p.n for p in pieces) - free - owned
@@ -113,7 +113,7 @@ def _shade(pieces: list[Piece], shades: Shades) -> str:
     return shades.most if 2 * written >= owned else shades.some
 
 
-def _run(pieces: list[Piece]) -> str:
+def _run(pieces: list[Part]) -> str:
     """The last digit, of 36, of the run that has most of the cells; a blank for none."""
     cells: dict[int, int] = {}
     for piece in pieces:

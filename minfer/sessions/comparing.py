@@ -15,7 +15,7 @@ from minfer.kv.session import host
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
 from minfer.sessions.description import Facts, describe
-from minfer.sessions.deviation import Deviation
+from minfer.sessions.deviation import Deviation, Planes
 from minfer.sessions.progress import Update, bar
 from minfer.sessions.rows import Codec, at_once, cells_at, cut, written
 
@@ -26,7 +26,7 @@ Pair = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Rows:
+class ComparedRows:
     """The rows that a sequence has in both files.
 
     compared: how many; of these `equal` are the same in every layer, byte for byte, or value for
@@ -38,7 +38,7 @@ class Rows:
     compared: int
     equal: int
     first: int | None
-    planes: dict[tuple[int, str], Deviation]
+    planes: Planes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Comparison:
     facts: dict[str, Pair]
     tables: dict[str, Pair]
     host: list[str]
-    rows: list[Rows] | None
+    rows: list[ComparedRows] | None
 
 
 def compare(a: SessionFile, b: SessionFile, *, progress: bool = False) -> Comparison:
@@ -118,7 +118,7 @@ def _named(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, **{f"state.{name}".rstrip("."): value for name, value in kept.items()}}
 
 
-def _rows(a: SessionFile, b: SessionFile, progress: bool) -> list[Rows]:
+def _rows(a: SessionFile, b: SessionFile, progress: bool) -> list[ComparedRows]:
     both = [seq for seq in a.tables.entries if seq in b.tables.entries]
     n = {seq: min(written(a, seq), written(b, seq)) for seq in both}
     planes = 2 * a.header.n_layer
@@ -126,7 +126,7 @@ def _rows(a: SessionFile, b: SessionFile, progress: bool) -> list[Rows]:
         return [_sequence(a, b, seq, n[seq], update) for seq in both]
 
 
-def _sequence(a: SessionFile, b: SessionFile, seq: int, n: int, update: Update) -> Rows:
+def _sequence(a: SessionFile, b: SessionFile, seq: int, n: int, update: Update) -> ComparedRows:
     differs, planes = np.zeros(n, np.bool_), {}
     codecs = Codec.of(a.header), Codec.of(b.header)
     for layer in range(a.header.n_layer):
@@ -141,7 +141,7 @@ def _sequence(a: SessionFile, b: SessionFile, seq: int, n: int, update: Update) 
             if any_differ:
                 planes[layer, name] = deviation
     first = int(np.argmax(differs)) if differs.any() else None
-    return Rows(seq, n, n - int(differs.sum()), first, planes)
+    return ComparedRows(seq, n, n - int(differs.sum()), first, planes)
 
 
 def _add(

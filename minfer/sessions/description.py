@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
 from minfer.kv.runs import FREE, Entry, Run, rows_read, span_list
 from minfer.kv.session import host
-from minfer.kv.session.header import ANY, HEADER, VERSION, Header
+from minfer.kv.session.header import ANY, VERSION, Header
 from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables, owners
 
@@ -64,11 +63,11 @@ def printed(fingerprint: bytes) -> str | None:
 
 def sizes(header: Header) -> dict[str, int]:
     """Bytes of every part of the file."""
-    starts = {"header": 0, **header.offsets}
-    names, offsets = list(starts), list(starts.values())
-    found = {name: b - a for name, (a, b) in zip(names, pairwise(offsets), strict=False)}
-    assert found["header"] == HEADER.size
-    return found
+    ends = header.offsets
+    starts = {"header": 0, **ends}
+    del starts["end"]
+    pairs = zip(starts.items(), ends.values(), strict=True)
+    return {name: end - start for (name, start), end in pairs}
 
 
 def runs(tables: Tables) -> list[Facts]:

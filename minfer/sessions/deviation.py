@@ -78,3 +78,14 @@ class Deviation:
         """Its figures by name."""
         figures = {"max_abs": self.max_abs, "rms": self.rms, "relative_rms": self.relative}
         return {**figures, "lost": self.lost}
+
+
+Planes = dict[tuple[int, str], Deviation]  # by layer and "k" or "v"
+
+
+def planes_json(planes: Planes) -> list[dict[str, Any]]:
+    """An object each, of layer, `which` and the figures."""
+    return [
+        {"layer": layer, "which": which, **deviation.as_dict()}
+        for (layer, which), deviation in planes.items()
+    ]

@@ -29,7 +29,7 @@ def draw(advice: Advice, path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [one for one in advice.candidates if one.heads]
+    shown = [one for one in advice.candidates if one.planes]
     if not shown:
         raise Refusal("4.2", "no narrower cache type can be used, so there is nothing to draw")
     figure, axes = pyplot.subplots(

@@ -19,11 +19,9 @@ from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.kv.session.writing import write
-from minfer.sessions.deviation import Deviation
+from minfer.sessions.deviation import Deviation, Planes
 from minfer.sessions.progress import Update, bar
 from minfer.sessions.rows import Codec
-
-Planes = dict[tuple[int, str], Deviation]
 
 
 @dataclass(frozen=True)

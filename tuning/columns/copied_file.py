@@ -18,7 +18,7 @@ PART = 1 << 20
 
 
 def copied(case: Case, how: Message) -> Subject:
-    """A file of as many bytes, copied over another and synced. values: bytes of both files."""
+    """A file of as many bytes, copied over another and synced. values: the last bytes of both."""
     assert isinstance(case, File)
     kept = folder()
     source, target = (Path(kept.name) / name for name in ("source", "target"))

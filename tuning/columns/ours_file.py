@@ -23,7 +23,9 @@ def file(case: Case, how: Message) -> Subject:
     """
     assert isinstance(case, File)
     shape = (case.n_layer, case.rows, case.n_head_kv, case.head_dim)
-    saved, loaded = (KvStore(*shape, cache_type=how["fmt"], threads=how["threads"]) for _ in "12")
+    saved, loaded = (
+        KvStore(*shape, cache_type=how["fmt"], threads=how["threads"]) for _ in range(2)
+    )
     rng = np.random.default_rng(0)
     saved.reserve(SEQ, case.rows)
     for _ in range(0, case.rows, CHECKED):
