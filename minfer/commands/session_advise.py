@@ -13,6 +13,8 @@ from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kv.checks import whole_number
+from minfer.kv.session.header import ANY
+from minfer.kv.session.loading import refuse_other_model
 from minfer.kv.session.pieces import WHICH
 from minfer.memory import human
 from minfer.ops import DECODE, PREFILL
@@ -25,7 +27,6 @@ from minfer.sessions.advice import (
     Candidate,
     advise,
     by_layer,
-    refuse_other_model,
     session_tokens,
     worst_heads,
 )
@@ -48,7 +49,8 @@ def advise_session(args: argparse.Namespace) -> None:
         if text is None and given is None:
             given = session_tokens(file)
         engine = load_engine(args, KvFormat.F32, 1)
-        refuse_other_model(file, engine)
+        if file.header.model != ANY:  # a store without one may be of any text
+            refuse_other_model(file, engine.store.identity())
     tokens = (engine.encode(text or "") if given is None else given)[: args.max_tokens]
     engine = engine.with_cache(KvFormat.F32, max(1, len(tokens)))
     kind = DECODE if args.decode else PREFILL

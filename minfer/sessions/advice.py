@@ -9,7 +9,7 @@ from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
 from minfer.kv.session import host
-from minfer.kv.session.header import ANY, damaged
+from minfer.kv.session.header import damaged
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
 from minfer.offload import required
@@ -68,19 +68,6 @@ def session_tokens(file: SessionFile) -> list[int]:
     if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
         raise damaged(file.where, f"{TOKENS} in its host part is no list of token ids")
     return tokens
-
-
-def refuse_other_model(file: SessionFile, engine: Engine) -> None:
-    """Refuse a session of another model."""
-    found = engine.store.identity().model
-    if file.header.model not in (ANY, found):
-        name, _ = host.told(file.host)
-        raise Refusal(
-            "8.8",
-            f"{file.where} belongs to {name or 'another model'} "
-            f"({file.header.model.hex()}) and {engine.path.name} is {found.hex()}",
-            {"model": file.header.model.hex(), "given": found.hex()},
-        )
 
 
 def advise(engine: Engine, tokens: Sequence[int], kind: str, *, progress: bool = False) -> Advice:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
 from minfer.kv.session import host
-from minfer.kv.session.header import ANY, Header
+from minfer.kv.session.header import ANY
 from minfer.kv.session.identity import Identity
 from minfer.kv.session.pieces import put, view
 from minfer.kv.session.reading import SessionFile
@@ -95,8 +95,7 @@ def refuse_other(file: SessionFile, store: KvStore, identity: Identity) -> None:
             f"{file.where} holds {what}; {_way_out(file, different)}",
             {name.replace(" ", "_"): pair for name, pair in different.items()},
         )
-    if have.model != identity.model:
-        raise _other_model(file, have, identity)
+    refuse_other_model(file, identity)
 
 
 def _way_out(file: SessionFile, different: dict[str, tuple[object, object]]) -> str:
@@ -116,18 +115,27 @@ def _way_out(file: SessionFile, different: dict[str, tuple[object, object]]) -> 
     return " and ".join(ways) + tail
 
 
-def _other_model(file: SessionFile, have: Header, identity: Identity) -> Refusal:
-    name, _ = host.told(file.host)
-    theirs = name or have.model.hex()
-    if have.model == ANY:
-        theirs = "no model: a store without one wrote it"
-    ours = f"{identity.name} ({identity.model.hex()})" if identity.model != ANY else "no model"
-    return Refusal(
+def refuse_other_model(file: SessionFile, identity: Identity) -> None:
+    """Refuse a file of another model than that of a run (8.8)."""
+    model = file.header.model
+    if model == identity.model:
+        return
+    theirs = _model(host.told(file.host)[0], model)
+    way_out = "load the model that it was saved with; other weights or metadata make other rows"
+    if model == ANY:
+        theirs, way_out = "no model: a store without one wrote it", "load it into such a store"
+    raise Refusal(
         "8.8",
-        f"{file.where} belongs to {theirs} ({have.model.hex()}) and this run has {ours}: other "
-        "weights or metadata, of equal sizes; load the model that it was saved with",
-        {"model": have.model.hex(), "wanted": identity.model.hex()},
+        f"{file.where} belongs to {theirs}, and this run has "
+        f"{_model(identity.name, identity.model)}; {way_out}",
+        {"model": model.hex(), "wanted": identity.model.hex()},
     )
+
+
+def _model(name: str, fingerprint: bytes) -> str:
+    if fingerprint == ANY:
+        return "no model"
+    return f"{name or 'a model'} ({fingerprint.hex()})"
 
 
 def _differs(file: SessionFile, identity: Identity) -> str:
