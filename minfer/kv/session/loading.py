@@ -110,9 +110,7 @@ def _way_out(file: SessionFile, different: dict[str, tuple[object, object]]) -> 
         ways.append(f"use cache type {different['cache type'][0]}")
     if "backend" in different:
         ways.append(f"use device {different['backend'][0]}")
-    both = different.keys() <= {"cache type", "backend"}
-    tail = ", or make another file by `minfer session transcode`" if both else ""
-    return " and ".join(ways) + tail
+    return " and ".join(ways) + ", or make another file by `minfer session transcode`"
 
 
 def refuse_other_model(file: SessionFile, identity: Identity) -> None:
