@@ -77,8 +77,6 @@ def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Mappings inside mappings by dotted names."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
-        if not prefix and name in ELSEWHERE:
-            continue
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{name}.")
         else:
@@ -94,7 +92,8 @@ def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
 
 def _facts(*told: Facts) -> dict[str, Pair]:
     """All but tables; facts of numbers only where both files tell some."""
-    pairs = differing(*map(flat, told))
+    compared = ({k: v for k, v in facts.items() if k not in ELSEWHERE} for facts in told)
+    pairs = differing(*map(flat, compared))
     both = all(facts["numerics"]["facts"] for facts in told)
     return {k: pair for k, pair in pairs.items() if both or not k.startswith("numerics.facts.")}
 

@@ -15,7 +15,8 @@ from minfer.format import KvFormat, cell_words, refuse_odd_blocks
 
 MAGIC, VERSION = b"MINFERPY", 2
 FLAGS = {KvFormat.F32: 0, KvFormat.Q8_0: 1, KvFormat.F16: 2}
-HEADER = struct.Struct("<8s8I16s16s4I2Q24x")
+ZEROS = 24  # bytes at the end of the header
+HEADER = struct.Struct(f"<8s8I16s16s4I2Q{ZEROS}x")
 ANY = bytes(16)  # the fingerprint of no model
 CHECKSUM_BYTES = 16
 INT32_MAX = 2**31 - 1
@@ -121,8 +122,8 @@ def parse(data: bytes, size: int, where: str) -> Header:
     backend, n_layer, n_ctx, n_kv_embd, n_head_kv, words, *rest = fields
     header = Header(formats[flags], backend, n_layer, n_ctx, n_kv_embd, n_head_kv, *rest)
     _check(header, words, where)
-    if any(data[HEADER.size - 24 : HEADER.size]):
-        raise damaged(where, "the last 24 bytes of the header are not zero")
+    if any(data[HEADER.size - ZEROS : HEADER.size]):
+        raise damaged(where, f"the last {ZEROS} bytes of the header are not zero")
     _check_size(header, size, where)
     return header
 

@@ -43,7 +43,7 @@ def load(store: KvStore, path: str | Path, accept: Accept | None) -> Loaded:
     with SessionFile(path) as file:
         identity = store.identity()
         file.verify()
-        refuse_other(file, store, identity)
+        _refuse_other(file, store, identity)
         tables = file.tables
         if accept is not None:
             accept(file.host)
@@ -76,7 +76,7 @@ def _apply(store: KvStore, file: SessionFile, tables: Tables) -> None:
         raise
 
 
-def refuse_other(file: SessionFile, store: KvStore, identity: Identity) -> None:
+def _refuse_other(file: SessionFile, store: KvStore, identity: Identity) -> None:
     """Refuse a file that describes another run than that of `store`, saying how it differs."""
     have = file.header
     wanted = {

@@ -24,7 +24,7 @@ def save(store: KvStore, path: str | Path, host: bytes) -> None:
             "8.1", f"host is {type(host).__name__}; give bytes", {"host": type(host).__name__}
         )
     tables = Tables.of(store.tables)
-    header = header_of(store, tables, store.identity(), len(host))
+    header = _header(store, tables, store.identity(), len(host))
     rows = (
         taken(store.arena, piece)
         for piece in pieces(store.n_layer, tables.written(), header.cell_bytes)
@@ -32,8 +32,7 @@ def save(store: KvStore, path: str | Path, host: bytes) -> None:
     write(path, header, tables, host, rows)
 
 
-def header_of(store: KvStore, tables: Tables, identity: Identity, host_bytes: int) -> Header:
-    """The header of a file of these tables."""
+def _header(store: KvStore, tables: Tables, identity: Identity, host_bytes: int) -> Header:
     return Header(
         fmt=store.fmt,
         backend=store.device.kind.value,
