@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import xxhash
-from session_mutations import HEAD_DIM, small_store
+from session_mutations import HEAD_DIM, Parts, empty_store, small_store
 
 from minfer.device import DeviceKind
+from minfer.errors import Damaged, Refusal
 from minfer.format import KvFormat, cell_words
 from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
@@ -204,6 +207,90 @@ def test_a_file_is_read_by_the_page_alone(fmt: str, tmp_path: Path) -> None:
     assert counters["next_run"] == store.tables.next_run
     last = found.tables["sequences"][0]
     assert (last["kind"], last["token"], last["logits"]) == (2, 17, 2**64 - 3)
+
+
+# --- the order of checks --------------------------------------------------------------------------
+
+
+def header(**values: Any) -> Callable[[Parts], None]:
+    return lambda parts: parts.header.update(values)
+
+
+def record(table: str, index: int, field: str, value: int) -> Callable[[Parts], None]:
+    def change(parts: Parts) -> None:
+        parts.tables[table][field][index] = value
+
+    return change
+
+
+def padding(parts: Parts) -> None:
+    """The last byte of the first cell; three f16 elements take six of eight."""
+    parts.rows = parts.rows[:7] + b"x" + parts.rows[8:]
+
+
+def longer(data: bytes) -> bytes:
+    return data + b"x"
+
+
+def other_checksum(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def not_accepted(host: bytes) -> None:
+    raise Refusal("9.1", "not accepted", {})
+
+
+# By the step of the page that finds it: what is wrong, and whether that is damage.
+WRONG: list[tuple[int, Any, bool]] = [
+    (1, header(magic=b"ELSEWISE"), True),
+    (2, header(version=3), False),
+    (3, header(flags=8), False),
+    (3, header(cell_words=9), True),
+    (4, longer, True),
+    (5, other_checksum, True),
+    (6, padding, True),
+    (7, header(backend=2), False),
+    (7, header(model=b"m" * 16), False),
+    (8, record("sequences", 0, "zero", 1), True),
+    (8, record("runs", 0, "id", 99), True),
+    (9, record("sequences", 0, "kind", 3), True),
+    (9, record("counters", 0, "defrags", -1), True),
+    (10, record("runs", 1, "start", 0), True),
+    (11, record("owners", 0, "cells", 1), True),
+    (12, not_accepted, False),
+]
+ON_BYTES = (other_checksum, longer)  # after the parts are one
+
+
+def told(base: bytes, path: Path, *changes: Any) -> Refusal:
+    """What a load says of a file with all of that wrong."""
+    parts = Parts.of(base)
+    for change in changes:
+        if change not in (*ON_BYTES, not_accepted):
+            change(parts)
+    data = parts.packed()
+    for on_bytes in ON_BYTES:
+        data = on_bytes(data) if on_bytes in changes else data
+    path.write_bytes(data)
+    with pytest.raises(Refusal) as caught:
+        empty_store("f16").load(path, not_accepted if not_accepted in changes else None)
+    return caught.value
+
+
+def test_checks_come_in_the_order_of_the_page(tmp_path: Path) -> None:
+    steps = re.findall(r"^(\d+)\. ", section("What a reader does"), re.MULTILINE)
+    assert [int(step) for step in steps] == sorted({step for step, _, _ in WRONG})
+    path = tmp_path / "a.kv"
+    small_store("f16").save(path, b"host")
+    base = path.read_bytes()
+    alone = {change: told(base, path, change) for _, change, _ in WRONG}
+    for _, change, damage in WRONG:
+        assert isinstance(alone[change], Damaged) == damage, alone[change]
+    begin = len(str(path)) + 30  # characters of a message; later ones have sizes
+    for (early, first, _), (late, second, _) in itertools.combinations(WRONG, 2):
+        if early < late:
+            both = told(base, path, first, second)
+            assert both.message[:begin] == alone[first].message[:begin], (early, late)
 
 
 # --- the example ----------------------------------------------------------------------------------
