@@ -70,6 +70,12 @@ def planes(monkeypatch: pytest.MonkeyPatch) -> str:
     return DeviceKind.CUDA.label
 
 
+@pytest.fixture
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that does not wait."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama, tied, head_dim 32. Tests do not write to it."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minfer import atomic
 from minfer.kv.store import KvStore
 
 
@@ -112,6 +114,13 @@ def after_power_loss(old: bytes | None, events: list[Event], target: Path) -> se
             found |= {kept, written[name], kept + bytes(lost)}
             found.add(written[name][: len(kept) + lost // 2])
     return found
+
+
+def make_old(*paths: Path) -> None:
+    """Let files be so old that a save may remove them, if they are left from another."""
+    before = time.time() - atomic.LEFT_AFTER - 1
+    for path in paths:
+        os.utime(path, (before, before))
 
 
 def stores() -> Iterator[tuple[KvStore, bytes]]:

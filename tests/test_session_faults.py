@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import stat
-import time
 from collections import namedtuple
 from collections.abc import Callable
 from itertools import count
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from interrupts import interrupted_at
 from refusals import refused, state
-from session_faults import Disk, Event, after_power_loss
+from session_faults import Disk, Event, after_power_loss, make_old
 from session_mutations import empty_store, write_rows
 
 from minfer import atomic
@@ -209,12 +208,6 @@ def test_the_disk_sees_what_a_worse_save_would_lose(
 
 
 # --- files that are left --------------------------------------------------------------------------
-
-
-def make_old(*paths: Path) -> None:
-    for path in paths:
-        before = time.time() - atomic.LEFT_AFTER - 1
-        os.utime(path, (before, before))
 
 
 def test_only_what_a_save_left_is_removed(path: Path, newer: KvStore) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,12 +24,7 @@ SHAPES = [  # n_layer, n_head_kv, head_dim
     *(("f32", 1, 1, 1), ("f32", 3, 2, 7), ("f16", 2, 1, 3), ("f16", 3, 5, 3), ("f16", 1, 2, 64)),
     *(("q8_0", 2, 1, 32), ("q8_0", 3, 3, 32), ("q8_0", 1, 2, 64)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that does not wait."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 def rows_of(store: KvStore) -> dict[tuple[int, int, str], bytes]:

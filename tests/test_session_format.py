@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import struct
 from collections.abc import Callable
@@ -28,12 +27,7 @@ from minfer.ops import KINDS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "session-format.md").read_text()
 CODES = {"u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that does not wait."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 # --- the page -------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,12 +13,12 @@ from session_mutations import HEAD_DIM, Parts, Target, checksummed, mutated
 from minfer.kv.session import tables
 
 FLIPS = (0x01, 0x80, 0xFF)
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 @pytest.fixture
-def target(fmt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A store to load into, on a disk that does not wait."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+def target(fmt: str, tmp_path: Path) -> Target:
+    """A store to load into."""
     return Target(fmt, tmp_path)
 
 
@@ -83,9 +82,8 @@ def _mutate(target: Target, seed: int, n: int, keep: Path) -> None:
 # --- the fuzzer -----------------------------------------------------------------------------------
 
 
-def test_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus(tmp_path: Path) -> None:
     """What the fuzzer kept: every input reaches what none before it does."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     found = session.Fuzzer(session.CORPUS, tmp_path, seed=0)
     assert len(found.inputs) > 20 and len(found.reached) > 300
     assert all(len(data) <= 4096 for data in found.inputs)

@@ -17,11 +17,12 @@ from stores import assert_clear
 from minfer.errors import Refusal
 from minfer.kv.session import reading
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A session, on a disk that does not wait."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+def path(tmp_path: Path) -> Path:
+    """A session."""
     small_store("q8_0").save(tmp_path / "a.kv")
     return tmp_path / "a.kv"
 

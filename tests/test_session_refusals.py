@@ -23,12 +23,7 @@ from minfer.kv.session.reading import SessionFile
 from minfer.kv.store import KvStore
 
 Change = Callable[[Parts], None]
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that does not wait."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 @pytest.fixture(params=HEAD_DIM)
