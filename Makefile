@@ -89,6 +89,7 @@ test-deep: $(VENV)/.dev
 	  $(BIN)/python -m minfer.testing --examples 2000 --steps 60 --seed $$how || exit $$?; \
 	done
 	@$(call timed,deep,$(BIN)/python -m pytest -m deep)
+	@$(call timed,fuzzed,$(BIN)/python tests/fuzz/session.py --seconds 300)
 	@$(call timed,compiled,$(BIN)/python -m tuning compile --defaults --spills 64 \
 	  --head-dim 16 32 64 80 96 128 256 --mode causal span runs)
 	@$(call timed,sanitized,MINFER_SANITIZE_CELLS=1 $(BIN)/python -m pytest)

@@ -65,26 +65,27 @@ def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
     """
     target = checked(path, size)
     _remove_left(target)
-    part = Part(target.with_name(f".{target.name}.{secrets.token_hex(4)}.part"), target)
+    name = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        try:
+        with contextlib.closing(Part(name, target)) as part:
             yield part
             part.finish()
-        finally:
-            part.close()
-        os.replace(part.path, target)  # noqa: PTH105
+        os.replace(name, target)  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(part.path)  # noqa: PTH108
+            os.unlink(name)  # noqa: PTH108
         raise
     sync_folder(target.parent)
 
 
 def checked(path: str | Path, size: int = 0) -> Path:
     """Where a file of `size` bytes can be put, links followed; refused where it cannot."""
-    target = Path(os.path.realpath(path))
+    has_zero = "\0" in str(path)
+    target = Path(os.path.realpath("" if has_zero else path))
     folder, why = target.parent, ""
-    if not folder.is_dir():
+    if has_zero:
+        why = "its name has a zero byte; give another name"
+    elif not folder.is_dir():
         why = f"{folder} is no folder; make it first"
     elif target.exists() and not target.is_file():
         why = "it is no regular file; give another name"
@@ -117,7 +118,7 @@ def _remove_left(target: Path) -> None:
     """Remove what writers of `target` left that were killed: nobody locks it any more."""
     if fcntl is None:
         return
-    for left in target.parent.glob(f".{_escaped(target.name)}.*.part"):
+    for left in target.parent.glob(f".{_escaped(target.name)}.{8 * '[0-9a-f]'}.part"):
         with contextlib.suppress(OSError), left.open("rb") as file:
             # a new one is not locked yet
             if left.stat().st_mtime < time.time() - LEFT_AFTER:

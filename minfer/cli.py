@@ -1,6 +1,7 @@
-"""The command line: `minfer run | chat | ppl | pull | explain | variants | devices`.
+"""The command line: `minfer run | chat | ppl | pull | session | explain | variants | devices`.
 
-Exit codes (contract 0.2): 0 done, 2 refused, 3 damaged file, 70 internal error, 130 interrupted.
+Exit codes (contract 0.2): 0 done, 1 done and the answer is no, 2 refused, 3 damaged file,
+70 internal error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(argv)
         settings.check_flags()
         module, function = args.command.split(".")
-        getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
+        code = getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
         sys.stdout.flush()
+        return code or 0
     except Refusal as refusal:
         return _complain(str(refusal), refusal.exit_code)
     except BrokenPipeError:
@@ -61,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _internal_error()
     except Exception:
         return _internal_error()
-    return 0
 
 
 def _open_streams() -> None:

@@ -19,6 +19,7 @@ from minfer.kv.arena import cache_needs
 from minfer.kv.checks import thread_count, whole_number
 from minfer.kv.store import KvStore
 from minfer.models import gguf
+from minfer.models.fingerprint import fingerprint
 from minfer.models.gguf import GgufFile
 from minfer.models.hyperparameters import Hyperparameters
 from minfer.models.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ PREFILL_CHUNK = 512  # prompt tokens a batch; answers do not depend on it (contr
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What an engine is made of. weights: what `models.weights.load_weights` gives.
+    """What an engine is made of. fingerprint: of the file. weights: as `load_weights` gives them.
 
     activations, replay: see `Engine.load`.
     """
@@ -41,6 +42,7 @@ class LoadedModel:
     file: GgufFile
     hp: Hyperparameters
     tokenizer: Tokenizer
+    fingerprint: bytes
     weights: dict[str, Any]
     store: KvStore
     activations: str
@@ -126,7 +128,9 @@ def load_model(
             threads=threads,
             sanitize=sanitize,
         )
-    return LoadedModel(file, hp, tokenizer, loaded, store, activations, replay)
+    # after the weights, while the file is in memory
+    made = fingerprint(file)
+    return LoadedModel(file, hp, tokenizer, made, loaded, store, activations, replay)
 
 
 def refuse_activations(activations: str, plan: DevicePlan) -> None:

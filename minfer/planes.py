@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from minfer.format import BLOCK, BLOCK_BYTES, Bytes, KvFormat, cell_bytes
 
 LAYOUT = "planes"
-SCALE_BYTES = BLOCK_BYTES - BLOCK
+PACKED = np.dtype([("scale", f"V{BLOCK_BYTES - BLOCK}"), ("codes", f"V{BLOCK}")])  # a block
 
 Planes: TypeAlias = tuple[NDArray[Any], ...]
 
@@ -35,22 +35,27 @@ def of_canonical(fmt: KvFormat, rows: Bytes, n: int) -> Planes:
     if fmt is not KvFormat.Q8_0:
         dtype = np.float32 if fmt is KvFormat.F32 else np.float16
         return (np.ascontiguousarray(rows).view(dtype),)
-    blocks, (_, (scales_shape, _)) = n // BLOCK, shapes(fmt, len(rows), n)
-    packed = rows[:, : blocks * BLOCK_BYTES].reshape(len(rows), blocks, BLOCK_BYTES)
-    codes = packed[..., SCALE_BYTES:].reshape(len(rows), n).view(np.int8)
+    packed = _blocks(rows, n)
+    _, (scales_shape, _) = shapes(fmt, len(rows), n)
     scales = np.zeros(scales_shape, np.float16)
-    scales[:, :blocks] = np.ascontiguousarray(packed[..., :SCALE_BYTES]).view(np.float16)[..., 0]
-    return codes, scales
+    scales[:, : n // BLOCK] = np.ascontiguousarray(packed["scale"]).view(np.float16)
+    return np.ascontiguousarray(packed["codes"]).view(np.int8), scales
 
 
 def to_canonical(fmt: KvFormat, planes: Planes, n: int) -> Bytes:
     """Canonical cells uint8 [n_cells, cell_bytes] of planes, as `of_canonical` takes them."""
     if fmt is not KvFormat.Q8_0:
         return np.ascontiguousarray(planes[0]).view(np.uint8)
-    (codes, scales), blocks = planes, n // BLOCK
-    packed = np.empty((len(codes), blocks, BLOCK_BYTES), np.uint8)
-    packed[..., :SCALE_BYTES] = scales[:, :blocks, None].copy().view(np.uint8)
-    packed[..., SCALE_BYTES:] = codes.reshape(len(codes), blocks, BLOCK).view(np.uint8)
-    canonical = np.zeros((len(codes), cell_bytes(fmt, n)), np.uint8)
-    canonical[:, : blocks * BLOCK_BYTES] = packed.reshape(len(codes), blocks * BLOCK_BYTES)
+    codes, scales = planes
+    canonical = np.empty((len(codes), cell_bytes(fmt, n)), np.uint8)
+    canonical[:, n // BLOCK * BLOCK_BYTES :] = 0
+    packed = _blocks(canonical, n)
+    packed["scale"] = np.ascontiguousarray(scales[:, : n // BLOCK]).view(packed["scale"].dtype)
+    packed["codes"] = np.ascontiguousarray(codes).view(packed["codes"].dtype)
     return canonical
+
+
+def _blocks(rows: Bytes, n: int) -> NDArray[Any]:
+    """Canonical q8_0 cells as blocks [n_cells, n / 32], a view: copied a block at a time."""
+    used = n // BLOCK * BLOCK_BYTES
+    return rows[:, :used].reshape(len(rows), used).view(PACKED)

@@ -15,10 +15,9 @@ from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
 from minfer.kv.session import host
 from minfer.kv.session.identity import Identity
-from minfer.models.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from minfer.engine import Engine
+    from minfer.inference import Inference
     from minfer.loading import LoadedModel
 
 Accept = Callable[[dict[str, Any]], object]
@@ -50,7 +49,7 @@ def identity_of(loaded: LoadedModel) -> Identity:
         activations=loaded.activations,
     )
     made = numerics.fingerprint(facts)
-    return Identity(made, facts, fingerprint(loaded.file), loaded.file.path.name)
+    return Identity(made, facts, loaded.fingerprint, loaded.file.path.name)
 
 
 def last_rows(batch: Batch, rows: Sequence[int], logits: Floats) -> dict[int, LastRow]:
@@ -66,13 +65,13 @@ def last_rows(batch: Batch, rows: Sequence[int], logits: Floats) -> dict[int, La
     return lasts
 
 
-def save(engine: Engine, path: str | Path, state: Mapping[str, Any] | None) -> None:
+def save(engine: Inference, path: str | Path, state: Mapping[str, Any] | None) -> None:
     """Write the session; `Engine.save` says when it refuses."""
     identity = engine.store.identity()
     engine.store.save(path, host.pack(identity.name, engine.model_hash, identity.facts, state))
 
 
-def resume(engine: Engine, path: str | Path, accept: Accept | None) -> Resumed:
+def resume(engine: Inference, path: str | Path, accept: Accept | None) -> Resumed:
     """Take the session over; `Engine.resume` says when it refuses."""
     found: dict[str, Any] = {}
 

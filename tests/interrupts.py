@@ -10,13 +10,13 @@ from types import FrameType
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[None]:
-    """Send SIGINT before the given line event inside minfer/kv, once."""
+def interrupted_at(line: int, inside: str = "/kv/") -> Iterator[None]:
+    """Send SIGINT before the given line event in files with `inside` in their path, once."""
     left = line
 
     def trace(frame: FrameType, event: str, _arg: object) -> object:
         nonlocal left
-        if "/kv/" not in frame.f_code.co_filename:
+        if inside not in frame.f_code.co_filename:
             return None
         if event == "line":
             left -= 1

@@ -27,7 +27,10 @@ LAYERS = (
     ("functional", "graph", "testing"),
     ("models",),
     ("pull",),
-    ("loading", "prompts", "generation", "resuming", "engine", "chat", "perplexity"),
+    (
+        *("loading", "prompts", "generation", "resuming", "inference", "engine", "chat"),
+        *("perplexity", "sessions"),
+    ),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -153,7 +153,7 @@ def test_a_summary_is_that_of_all_tokens() -> None:
 def test_one_token_has_no_standard_error_and_a_hopeless_model_no_bound() -> None:
     (result,) = summarize([score([drawn(1, 1)], [0])])
     assert result.perplexity_error is None and result.n_scored == 1
-    lost = Scores(np.array([800.0]), np.zeros(1), np.ones(1, np.bool_))
+    lost = Scores(np.array([800.0]), np.zeros(1), np.ones(1, np.bool_), np.zeros(1))
     assert summarize([[lost]])[0].perplexity == math.inf
 
 

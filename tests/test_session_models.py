@@ -229,3 +229,15 @@ def test_the_file_names_its_model(tiny: Engine, tiny_gguf: Path, tmp_path: Path)
     with SessionFile(tmp_path / "s.kv") as file:
         assert file.header.model == fingerprint(open_gguf(tiny_gguf))
         assert file.header.numerics == tiny.store.identity().numerics
+
+
+def test_layers_on_two_stretches_are_refused_before_a_file_is_opened(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    engine = Engine.load(tiny_gguf, n_ctx=48, cache_type="f32", device="cpu:1,cpu:1")
+    engine.store.reserve(0, 8)
+    engine.prefill([5, 90], 0)
+    words = ("2 stretches (1 on cpu, 1 on cpu)", "with all layers on one")
+    refused(engine.store, "9.6", lambda: engine.save(tmp_path / "s.kv"), "save", *words)
+    refused(engine.store, "9.6", lambda: engine.resume(tmp_path / "none.kv"), "load", *words)
+    assert not list(tmp_path.iterdir())

@@ -22,8 +22,13 @@ def load_engine(
         threads=args.threads,
         weights=args.weights,
         activations=args.activations,
-        progress=not args.json and sys.stderr.isatty(),
+        progress=shows_bar(args),
     )
+
+
+def shows_bar(args: argparse.Namespace) -> bool:
+    """Whether work that takes a while shows a bar on stderr."""
+    return not args.json and sys.stderr.isatty()
 
 
 def note_long_context(engine: Engine) -> None:

@@ -27,13 +27,23 @@ def add_model(p: argparse.ArgumentParser) -> None:
 def add_engine_options(p: argparse.ArgumentParser, n_ctx: str) -> None:
     """How the model is loaded; `loading.load_engine` reads it. n_ctx: help of `--n-ctx`."""
     p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default by device")
+    add_numbers(p)
+    p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
+    add_device(p)
+
+
+def add_device(p: argparse.ArgumentParser) -> None:
+    """Where a model computes."""
+    where = f"{', '.join(DEVICES)}, or layers on each in order: cpu:10,cuda:20; default cpu"
+    p.add_argument("--device", default="cpu", metavar="D", help=where)
+
+
+def add_numbers(p: argparse.ArgumentParser) -> None:
+    """How a model computes, cache and device aside."""
     kept = "f32, f16 or q8_0; default: Q8_0 matrices as they are, others as f32"
     p.add_argument("--weights", metavar="T", help=kept)
     narrow = "f32, f16 or bf16: what operands of products are rounded to, on cuda; default f32"
     p.add_argument("--activations", metavar="T", default=F32, help=narrow)
-    p.add_argument("--n-ctx", type=int, metavar="N", help=n_ctx)
-    where = f"{', '.join(DEVICES)}, or layers on each in order: cpu:10,cuda:20; default cpu"
-    p.add_argument("--device", default="cpu", metavar="D", help=where)
     p.add_argument("--threads", type=int, metavar="N", help="default all cores")
 
 

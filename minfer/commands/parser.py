@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
 
 from minfer import __version__
+from minfer.commands.adding import Parser, add
 from minfer.commands.options import DEVICES, add_engine_options, add_model, add_sampling
-from minfer.errors import Refusal
+from minfer.commands.session_parser import add_session
 from minfer.ops import KINDS
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(Refusal.exit_code, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,33 +25,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_pull(commands)
     _add_explain(commands)
     _add_variants(commands)
+    add_session(commands)
     _add_devices(commands)
     return parser
 
 
-def _add(
-    commands: argparse._SubParsersAction[Parser],
-    name: str,
-    command: str,
-    summary: str,
-    example: str,
-    json: str = "print one JSON object for machines",
-) -> Parser:
-    """A command; `command` is its function below `minfer.commands`, imported when it runs."""
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"examples:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(command=command)
-    parser.add_argument("--json", action="store_true", help=json)
-    return parser
-
-
 def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
-    p = _add(
+    p = add(
         commands,
         "run",
         "run.run",
@@ -82,7 +55,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
-    p = _add(
+    p = add(
         commands,
         "chat",
         "chat.chat",
@@ -102,7 +75,7 @@ def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_ppl(commands: argparse._SubParsersAction[Parser]) -> None:
-    p = _add(
+    p = add(
         commands,
         "ppl",
         "ppl.ppl",
@@ -122,7 +95,7 @@ def _add_ppl(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:
-    p = _add(
+    p = add(
         commands,
         "pull",
         "models.pull",
@@ -140,7 +113,7 @@ def _add_pull(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
-    p = _add(
+    p = add(
         commands,
         "explain",
         "inspect.explain",
@@ -159,7 +132,7 @@ def _add_explain(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_variants(commands: argparse._SubParsersAction[Parser]) -> None:
-    p = _add(
+    p = add(
         commands,
         "variants",
         "inspect.variants",
@@ -171,7 +144,7 @@ def _add_variants(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_devices(commands: argparse._SubParsersAction[Parser]) -> None:
-    _add(
+    add(
         commands,
         "devices",
         "inspect.devices",

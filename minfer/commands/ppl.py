@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from minfer.commands.columns import aligned
 from minfer.commands.loading import load_engine, note_long_context
 from minfer.commands.reading import read_text
 from minfer.engine import Engine
@@ -160,7 +161,7 @@ def _table(task: Task, scores: list[list[Scores]]) -> str:
         rows = [row[:2] for row in rows]
     return (
         f"{results[0].n_scored} of {len(task.tokens)} tokens of {task.file} scored by {task.kind}; "
-        f"windows of {reference.n_ctx} tokens: {windows}\n{_aligned(rows)}"
+        f"windows of {reference.n_ctx} tokens: {windows}\n{aligned(rows)}"
     )
 
 
@@ -176,16 +177,3 @@ def _cells(result: Result) -> list[str]:
 
 def _error(error: float | None, times: float = 1.0) -> str:
     return "" if error is None else f" +/- {times * error:.4f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, the first to the left and numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)

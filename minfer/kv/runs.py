@@ -41,7 +41,8 @@ class Share:
 class LastRow(NamedTuple):
     """What made the last readable row of a sequence, for who proves that it can be made again.
 
-    token: its id. kind: of the batch that fed it. logits: xxh3 of its float32 logits, 64 bits.
+    token: its id. kind: of the batch that fed it. logits: xxh3 of its float32 logits, 64 bits, 0
+    where they are unknown.
     """
 
     token: int

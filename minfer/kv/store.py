@@ -1,51 +1,32 @@
 """The cell store: the K and V cells of every layer, and the tables that say whose they are.
 
-Contract 5. What a store does with tables alone is `sequences.Sequences`; here are the bytes, in an
-`arena.Arena`, and steps. A store is used by one thread at a time.
+Contract 5, 8. What a store does with tables alone is `sequences.Sequences`, with bytes `rows.Rows`;
+here are steps and files. A store is used by one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer import settings
-from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import Bytes, Floats, KvFormat, Region
-from minfer.kv import removal, turning
-from minfer.kv.arena import Arena, Turn, cache_needs
 from minfer.kv.batch import Batch
-from minfer.kv.cells import CellTables
-from minfer.kv.change import Change
-from minfer.kv.checks import (
-    refuse_rows,
-    refuse_window,
-    sanitizes,
-    thread_count,
-    whole_number,
-)
+from minfer.kv.checks import refuse_rows, refuse_window
 from minfer.kv.plan import Plan, make_plan
-from minfer.kv.sequences import Sequences
-from minfer.kv.session.identity import Identity, without_model
+from minfer.kv.rows import Rows
 from minfer.kv.step import Step
 from minfer.kv.uninterrupted import Uninterrupted
-from minfer.offload import DevicePlan, Need, Stretch, required
-from minfer.ops import HALF, PREFILL
-from minfer.rope import Rope
+from minfer.ops import PREFILL
 
 if TYPE_CHECKING:
     from minfer.kv.session.loading import Accept, Loaded
 
-TABLE_BYTES = 32  # a cell, of the free list
 
-
-class KvStore(Sequences):
+class KvStore(Rows):
     """`n_ctx` cells of K and of V in each of `n_layer` layers, shared out to sequences.
 
     A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
@@ -57,55 +38,16 @@ class KvStore(Sequences):
     stretches: which layers lie on which device. device, kernels: those of the first layer.
     """
 
-    def __init__(
-        self,
-        n_layer: int,
-        n_ctx: int,
-        n_head_kv: int,
-        head_dim: int,
-        *,
-        cache_type: str | KvFormat | None = None,
-        device: str | Device | DevicePlan = "cpu",
-        threads: int | None = None,
-        sanitize: bool | None = None,
-    ) -> None:
-        self.n_layer = whole_number(n_layer, "n_layer", "10", low=1)
-        self.n_head_kv = whole_number(n_head_kv, "n_head_kv", "10", low=1)
-        self.head_dim = whole_number(head_dim, "head_dim", "10", low=1)
-        self.threads = None if threads is None else thread_count(threads)
-        self.n_ctx = whole_number(n_ctx, "n_ctx", "10", low=1)
-        self.device_plan = DevicePlan.parse(device)
-        self.stretches = self.device_plan.stretches(self.n_layer)
-        self.device, self.kernels = self.stretches[0].device, self.stretches[0].kernels
-        self.sanitize = sanitizes(sanitize)
-        heads = {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim}
-        asked = settings.cache_type() if cache_type is None else cache_type
-        self.fmt = self.device_plan.resolve(asked, n_layer=self.n_layer, **heads)
-        self.identity: Callable[[], Identity] = partial(without_model, self)  # a model sets its own
-        needs = self.needs(self.fmt)
-        with required([*needs, Need(self.device, "tables", TABLE_BYTES * self.n_ctx)]):
-            super().__init__(CellTables(self.n_ctx))
-            self._arena = Arena(
-                self.stretches,
-                self.fmt,
-                self.n_ctx,
-                **heads,
-                threads=self.threads,
-                fill=float("nan") if self.sanitize else 0.0,
-            )
-
-    def needs(self, fmt: KvFormat) -> list[Need]:
-        """What the regions of such a store in `fmt` take, stretch by stretch."""
-        return cache_needs(self.stretches, fmt, self.n_ctx, self.n_head_kv, self.head_dim)
-
     def save(self, path: str | Path, host: bytes = b"") -> None:
         """Write a session file: tables, written cells and `host`, bytes of the caller's own (8).
 
-        Atomic: `path` is the old file or the new one. Refused while a step is open, and where the
-        file cannot be put. An error of the system leaves the old file.
+        Atomic: `path` is the old file or the new one, the old one after an error of the system.
+        Refused while a step is open, with layers on several devices (9.6), and where the file
+        cannot be put.
         """
         from minfer.kv.session.saving import save
 
+        self._refuse_several_stretches("save")
         save(self, path, host)
 
     def load(self, path: str | Path, accept: Accept | None = None) -> Loaded:
@@ -119,63 +61,19 @@ class KvStore(Sequences):
         """
         from minfer.kv.session.loading import load
 
+        self._refuse_several_stretches("load")
         self._tables.refuse_while_open("load")
         return load(self, path, accept)
 
-    @property
-    def tables(self) -> CellTables:
-        """Whose cells are whose; to be read."""
-        return self._tables
-
-    @property
-    def arena(self) -> Arena:
-        """The cells of all layers."""
-        return self._arena
-
-    @property
-    def layout(self) -> str:
-        """How backends arrange cells inside their regions (contract 3.6), each way once."""
-        return ",".join(dict.fromkeys(stretch.kernels.LAYOUT for stretch in self.stretches))
-
-    def stretch_of(self, layer: int) -> Stretch:
-        """The stretch that `layer` lies in."""
-        return self._arena.by_layer[self.checked_layer(layer)]
-
-    @property
-    def pool_generation(self) -> int:
-        """Rises when a region comes to lie in other arrays than before (contract 7.4)."""
-        return self._arena.generation
-
-    def remove(
-        self,
-        seq: int,
-        start: int,
-        length: int,
-        *,
-        rope: Rope | Sequence[Rope | None] | None,
-        pairing: str = HALF,
-    ) -> None:
-        """Drop positions [start, start + length) of `seq`; later rows move down in place (5.7).
-
-        Their K rows are turned back by `length` positions, V stays as it is. rope: how K rows were
-        rotated, one for all layers or one a layer, None for rows that were not. Refused: f16, rows
-        of a share, rows that others read.
-        """
-        turning.refuse_without_map(self.fmt)
-        change = removal.remove(self._tables, seq, start, length)
-        turns = turning.turns(rope, -int(length), self.n_layer, self.head_dim, pairing)
-        self._carry_out(change, turns, pairing)
-
-    def shift(
-        self,
-        seq: int,
-        drop: int,
-        *,
-        rope: Rope | Sequence[Rope | None] | None,
-        pairing: str = HALF,
-    ) -> None:
-        """Drop the first `drop` positions of `seq` (5.7), see `remove`."""
-        self.remove(seq, 0, drop, rope=rope, pairing=pairing)
+    def _refuse_several_stretches(self, what: str) -> None:
+        if len(self.stretches) > 1:
+            plan = ", ".join(f"{len(s.layers)} on {s.device}" for s in self.stretches)
+            raise Refusal(
+                "9.6",
+                f"a session file holds the cells of one device, and layers of this store lie in "
+                f"{len(self.stretches)} stretches ({plan}); {what} it with all layers on one",
+                {"stretches": len(self.stretches)},
+            )
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[Step]:
@@ -207,14 +105,6 @@ class KvStore(Sequences):
                 step.close()
                 self._abort(plan)
 
-    def export(self, seq: int, layer: int, which: str = "k") -> Floats:
-        """The readable K or V rows of `seq`, decoded: float32 [rows, n_head_kv, head_dim]."""
-        return self._arena.decoded(*self._read_plan(seq, layer, which))
-
-    def export_cells(self, seq: int, layer: int, which: str = "k") -> Bytes:
-        """The readable K or V cells of `seq` as stored, canonical: uint8 [rows, cell_bytes]."""
-        return self._arena.canonical(*self._read_plan(seq, layer, which))
-
     def import_rows(self, seq: int, k: Any, v: Any) -> None:
         """Append rows to `seq` in all layers at once, as a prefill would have written them.
 
@@ -230,49 +120,6 @@ class KvStore(Sequences):
         with self.step(Batch([seq] * n, range(t, t + n), PREFILL)) as step:
             for layer in range(self.n_layer):
                 step.write(layer, k=k[layer], v=v[layer])
-
-    def region(self, layer: int) -> tuple[Region, Region]:
-        """The K and the V cells of `layer`."""
-        return self._arena.layers[self.checked_layer(layer)]
-
-    def rebind(self, layer: int, k: Region, v: Region) -> None:
-        """Keep the regions that a storing op returned for `layer`."""
-        self._arena.bind(layer, k, v)
-
-    def checked_layer(self, layer: int) -> int:
-        """`layer` as an index in [0, n_layer), refused outside."""
-        return whole_number(layer, "layer", "5.5", high=self.n_layer - 1)
-
-    def _read_plan(self, seq: int, layer: int, which: str) -> tuple[int, int, tuple[range, ...]]:
-        """The layer, 0 for K or 1 for V, and the cells that hold the readable rows of `seq`."""
-        if which not in ("k", "v"):
-            raise Refusal("10", f"which is {which!r}; give k or v", {"which": which})
-        return self.checked_layer(layer), "kv".index(which), self._tables.written_cells(seq)
-
-    def _carry_out(
-        self, change: Change, turns: Sequence[Turn | None] = (), pairing: str = HALF
-    ) -> None:
-        with Uninterrupted():
-            self._apply(change, turns, pairing)
-
-    def _apply(
-        self,
-        change: Change,
-        turns: Sequence[Turn | None] = (),
-        pairing: str = HALF,
-        kept: frozenset[int] = frozenset(),
-    ) -> None:
-        """kept: cells that are about to become readable, which the sanitizer leaves alone."""
-        self._tables.refuse_stale(change)
-        read = self._tables.read_cells() if self.sanitize else set()
-        with self._tables.lost_by_errors():
-            self._arena.move(change.moves)
-            for move in change.moves if turns else ():
-                self._arena.turn_keys(range(move.dst, move.dst + move.rows), turns, pairing)
-            self._arena.clear(change.cleared)
-            self._tables.install(change)
-            if self.sanitize:
-                self._arena.clear(read - self._tables.read_cells() - kept)
 
     def _begin(self, plan: Plan) -> None:
         with Uninterrupted():

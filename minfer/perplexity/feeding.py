@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -55,23 +56,35 @@ def _measure(
     engines: Sequence[Engine], ids: list[int], windows: Sequence[Window], kind: str
 ) -> Iterator[list[Scores]]:
     start = engines[0].tokenizer.prompt_start
-    limit = max(1, LOGITS_BYTES // (4 * engines[0].n_vocab * len(engines)))
     longest = max((window.stop - window.start for window in windows), default=1)
+    with reserved(engines, longest):
+        for window in windows:
+            text = [*start, *ids[window.start + len(start) : window.stop]]
+            parts = scored_pieces(engines, text, window, kind)
+            yield [Scores.join(own) for own in zip(*parts, strict=True)]
+
+
+@contextmanager
+def reserved(engines: Sequence[Engine], n: int) -> Iterator[None]:
+    """While the block runs, `n` cells of every engine are those of sequence `SEQ`."""
     held: list[Engine] = []
     try:
         for engine in engines:
-            engine.store.reserve(SEQ, longest)
+            engine.store.reserve(SEQ, n)
             held.append(engine)
-        for window in windows:
-            text = [*start, *ids[window.start + len(start) : window.stop]]
-            parts = [
-                _score_piece(engines, text, piece, kind, window.start)
-                for piece in _pieces(window, limit, kind)
-            ]
-            yield [Scores.join(own) for own in zip(*parts, strict=True)]
+        yield
     finally:
         for engine in held:
             engine.store.release(SEQ)
+
+
+def scored_pieces(
+    engines: Sequence[Engine], text: list[int], window: Window, kind: str
+) -> Iterator[list[Scores]]:
+    """Feed `text`, the tokens of a window, to `SEQ` of every engine; a piece, one `Scores` each."""
+    limit = max(1, LOGITS_BYTES // (4 * engines[0].n_vocab * len(engines)))
+    for piece in _pieces(window, limit, kind):
+        yield _score_piece(engines, text, piece, kind, window.start)
 
 
 class Piece(NamedTuple):

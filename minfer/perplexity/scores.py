@@ -23,12 +23,13 @@ class Scores:
 
     nll: -log of the probability of the token that came, nats. kl: Kullback-Leibler divergence of
     the distribution from the reference's, sum p log(p / q), nats. agrees: whether the likeliest
-    token is the reference's.
+    token is the reference's. drift: the largest difference of a logit from the reference's.
     """
 
     nll: Float64
     kl: Float64
     agrees: NDArray[np.bool_]
+    drift: Float64
 
     @classmethod
     def join(cls, parts: Sequence[Scores]) -> Scores:
@@ -37,6 +38,7 @@ class Scores:
             np.concatenate([part.nll for part in parts]),
             np.concatenate([part.kl for part in parts]),
             np.concatenate([part.agrees for part in parts]),
+            np.concatenate([part.drift for part in parts]),
         )
 
 
@@ -67,14 +69,16 @@ def score(logits: Sequence[Floats], targets: Sequence[int]) -> list[Scores]:
 def _score_block(logits: Sequence[Floats], came: NDArray[np.int64]) -> list[Scores]:
     rows = np.arange(len(came))
     log_p, best = log_softmax(logits[0]), logits[0].argmax(axis=1)
-    scores = [Scores(-log_p[rows, came], np.zeros(len(came)), np.ones(len(came), np.bool_))]
+    none = np.zeros(len(came))
+    scores = [Scores(-log_p[rows, came], none, np.ones(len(came), np.bool_), none)]
     p = np.exp(log_p) if len(logits) > 1 else log_p
     for other in logits[1:]:
         log_q = log_softmax(other)
         nll = -log_q[rows, came]
         np.subtract(log_p, log_q, out=log_q)
         log_q *= p
-        scores.append(Scores(nll, log_q.sum(axis=1), other.argmax(axis=1) == best))
+        drift = np.abs(other - logits[0]).max(axis=1).astype(np.float64)
+        scores.append(Scores(nll, log_q.sum(axis=1), other.argmax(axis=1) == best, drift))
     return scores
 
 
@@ -84,7 +88,7 @@ class Versus:
 
     ratio: of the perplexities. ratio_error: its standard error, from the paired differences.
     kl_mean, kl_max: nats a token. top1_agreement: share of tokens. prob_rms: root mean square
-    difference of the probability of the token that came.
+    difference of the probability of the token that came. drift_max: largest difference of a logit.
     """
 
     ratio: float
@@ -93,6 +97,7 @@ class Versus:
     kl_max: float
     top1_agreement: float
     prob_rms: float
+    drift_max: float
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ def _result(own: Scores, reference: Scores | None) -> Result:
             kl_max=float(own.kl.max()),
             top1_agreement=float(own.agrees.mean()),
             prob_rms=math.sqrt(math.fsum(change * change) / len(change)),
+            drift_max=float(own.drift.max()),
         )
     return Result(len(own.nll), math.fsum(own.nll) / len(own.nll), perplexity, error, versus)
 

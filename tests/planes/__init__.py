@@ -18,6 +18,7 @@ from minfer.format import BLOCK, BLOCK_BYTES, Bytes, Floats, Int32, KvFormat, Re
 from minfer.kernels_numba._arguments import checked_cells
 
 LAYOUT = "planes"
+NUMERIC = ("numba", "isa")
 READS_PACKED_KV = True
 SUPPORTS_ATTN_SPAN = True
 SCALE_BYTES = BLOCK_BYTES - BLOCK

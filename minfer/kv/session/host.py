@@ -14,6 +14,7 @@ from minfer.errors import Refusal
 from minfer.kv.session.header import damaged
 
 VERSION = 1
+LINE = 200  # characters of a text out of a file that a message has
 Facts = dict[str, str]
 
 
@@ -34,13 +35,21 @@ def pack(
 
 
 def told(host: bytes) -> tuple[str, Facts]:
-    """The model's name and the facts of numbers, as far as `host` tells them."""
+    """The model's name and the facts of numbers, as far as `host` tells them; fit for a message."""
     try:
         found = _parsed(host)
-        facts = {str(name): str(value) for name, value in dict(found["numerics"]).items()}
-        return str(found["model"]), facts
+        facts = {_line(name): _line(value) for name, value in dict(found["numerics"]).items()}
+        return _line(found["model"]), facts
     except (KeyError, TypeError, ValueError, RecursionError):
         return "", {}
+
+
+def facts(host: bytes) -> Facts:
+    """The facts of numbers as they are, none where `host` tells none."""
+    try:
+        return {str(name): str(value) for name, value in dict(_parsed(host)["numerics"]).items()}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
 
 
 def model_hash(host: bytes) -> str:
@@ -49,6 +58,22 @@ def model_hash(host: bytes) -> str:
         return str(_parsed(host).get("model_hash", ""))
     except (ValueError, RecursionError):
         return ""
+
+
+def version(host: bytes) -> int | None:
+    """The version of a host part that an engine wrote; None for any other bytes."""
+    try:
+        found = _parsed(host).get("minfer_host")
+    except (ValueError, RecursionError):
+        return None
+    return found if type(found) is int else None
+
+
+def changed(host: bytes, **values: Any) -> bytes:
+    """The host part with other values of these names; as it is where no engine wrote it."""
+    if version(host) is None:
+        return host
+    return json.dumps({**_parsed(host), **values}).encode()
 
 
 def state(host: bytes, where: str) -> dict[str, Any]:
@@ -77,3 +102,8 @@ def _parsed(host: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("no object")
     return found
+
+
+def _line(value: object) -> str:
+    """A text out of a file that neither steers a terminal nor fills it."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:LINE])

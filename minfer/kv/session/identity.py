@@ -10,7 +10,7 @@ from minfer import numerics
 from minfer.kv.session.header import ANY
 
 if TYPE_CHECKING:
-    from minfer.kv.store import KvStore
+    from minfer.kv.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Identity:
     name: str = ""
 
 
-def without_model(store: KvStore) -> Identity:
+def without_model(store: Rows) -> Identity:
     """That of a store that no model uses."""
     n, head_dim = store.n_head_kv, store.head_dim
     facts = numerics.facts(store.device, store.fmt, n_head=n, n_head_kv=n, head_dim=head_dim)

@@ -55,21 +55,25 @@ def load(store: KvStore, path: str | Path, accept: Accept | None) -> Loaded:
 def _apply(store: KvStore, file: SessionFile, tables: Tables) -> None:
     """The second pass: from its begin to its end the store is empty."""
     arena, before = store.arena, store.tables.read_cells() if store.sanitize else set()
-    with Uninterrupted():
-        store.tables.replace(None)
+    filling = False  # an interrupt may come between any two lines
     try:
+        with Uninterrupted():
+            store.tables.replace(None)
+            filling = True
         for piece, rows in file.rows(partial(view, arena)):
             if view(arena, piece) is None:
                 put(arena, piece, rows)
+        with Uninterrupted():
+            store.tables.replace(tables)
+            filling = False
+            if store.sanitize:
+                arena.clear(before - store.tables.read_cells())
     except BaseException as error:
-        if store.sanitize:
+        if filling and store.sanitize:
             arena.clear({*before, *chain(*tables.written())})
-        error.add_note("the store was being filled from the file; it is empty now")
+        if filling:
+            error.add_note("the store was being filled from the file; it is empty now")
         raise
-    with Uninterrupted():
-        store.tables.replace(tables)
-        if store.sanitize:
-            arena.clear(before - store.tables.read_cells())
 
 
 def refuse_other(file: SessionFile, store: KvStore, identity: Identity) -> None:

@@ -31,24 +31,25 @@ def pieces(n_layer: int, written: Sequence[range], cell_bytes: int) -> Iterator[
 
     written: the cells with rows, ascending. A piece has `PIECE_BYTES` at most, or one row.
     """
-    groups = list(_groups(written, max(1, PIECE_BYTES // cell_bytes)))
-    for layer in range(n_layer):
+    cut = list(groups(written, cell_bytes))
+    for layer in range(n_layer if cut else 0):
         for which in range(2):
-            for cells in groups:
+            for cells in cut:
                 yield Piece(layer, which, cells)
 
 
-def _groups(written: Sequence[range], most: int) -> Iterator[tuple[range, ...]]:
-    """`written` cut into groups of at most `most` cells."""
+def groups(cells: Sequence[range], cell_bytes: int) -> Iterator[tuple[range, ...]]:
+    """`cells` in their order, cut into groups of `PIECE_BYTES` at most, or one cell."""
+    most = max(1, PIECE_BYTES // cell_bytes)
     group: list[range] = []
     room = most
-    for cells in written:
-        while len(cells) > room:
-            yield (*group, cells[:room])
-            cells, group, room = cells[room:], [], most
-        if cells:
-            group.append(cells)
-            room -= len(cells)
+    for some in cells:
+        while len(some) > room:
+            yield (*group, some[:room])
+            some, group, room = some[room:], [], most
+        if some:
+            group.append(some)
+            room -= len(some)
     if group:
         yield tuple(group)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from io import FileIO
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,17 +26,14 @@ Target = Callable[[Piece], "Bytes | None"]
 class SessionFile:
     """One open file. `header` is looked at when it is opened, the rest by `verify`.
 
-    host: the host's bytes. Refuses a file that is missing or cannot be read, and what
-    `header.parse` refuses. Use it as a context manager.
+    host: the host's bytes. checksum: of a verified file. Refuses a file that is missing or cannot
+    be read, and what `header.parse` refuses. Use it as a context manager.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.where = str(path)
-        if not self.path.is_file():
-            state = "is no regular file" if self.path.exists() else "does not exist"
-            raise Refusal("8.2", f"{path} {state}; name a session file", {"path": str(path)})
-        self._file = self.path.open("rb", buffering=0)
+        self._file = _opened(self.path)
         try:
             self.size = self._file.seek(0, 2)
             self._file.seek(0)
@@ -42,7 +43,7 @@ class SessionFile:
             raise
         self.host = b""
         self._records: Records = {}
-        self._checksum = b""
+        self.checksum = b""
         self._tables: Tables | None = None
 
     def __enter__(self) -> SessionFile:
@@ -56,8 +57,17 @@ class SessionFile:
     ) -> None:
         self._file.close()
 
-    def verify(self) -> None:
-        """Read the whole file and compare its checksum; raises Damaged if it is another one."""
+    def verify(self, update: Callable[[int], object] = lambda done: None) -> None:
+        """Read the whole file and compare its checksum; raises Damaged if it is another one.
+
+        update: is told how many bytes of rows were read, piece by piece.
+        """
+        try:
+            self._verify(update)
+        except EOFError:
+            raise self._changed() from None
+
+    def _verify(self, update: Callable[[int], object]) -> None:
         hashed = Hashed(self._file)
         if parse(hashed.take(HEADER.size), self.size, self.where) != self.header:
             raise self._changed()
@@ -70,12 +80,13 @@ class SessionFile:
         padded = False
         for rows in self._all_rows(hashed):
             padded |= self._is_padded(rows)
+            update(rows.nbytes)
         digest = hashed.digest()
         if self._file.read(CHECKSUM_BYTES) != digest:
             raise damaged(self.where, "its checksum is not that of its bytes")
         if padded:
             raise damaged(self.where, "bytes of cells that hold no element are not zero")
-        self._checksum = digest
+        self.checksum = digest
 
     @property
     def tables(self) -> Tables:
@@ -104,11 +115,47 @@ class SessionFile:
                 rows = scratch[:size].reshape(-1, width) if rows is None else rows
                 hashed.into(rows.reshape(-1))
                 yield piece, rows
-            same = hashed.digest() == self._checksum
+            same = hashed.digest() == self.checksum
         except EOFError:
             same = False
         if not same:
             raise self._changed()
+
+    def cells(self, layer: int, which: int, cells: Sequence[range]) -> Bytes:
+        """Some K (`which` 0) or V cells of a verified file, uint8 [n, cell_bytes].
+
+        cells: written ones, each range of one run. What came is what was verified if
+        `refuse_changed` says so afterwards.
+        """
+        width, (starts, rows) = self.header.cell_bytes, self._rows_before
+        plane = (2 * layer + which) * self.header.n_rows
+        found = np.empty((sum(map(len, cells)), width), np.uint8)
+        done = 0
+        for some in cells:
+            at = bisect_right(starts, some.start) - 1
+            row = plane + rows[at] + some.start - starts[at]
+            self._file.seek(self.header.offsets["rows"] + row * width)
+            if not filled(self._file, found[done : done + len(some)].reshape(-1)):
+                raise self._changed()
+            done += len(some)
+        return found
+
+    def refuse_changed(self) -> None:
+        """Read the whole file again; raises Damaged if it is not the one that was verified."""
+        hashed = Hashed(self._file)
+        try:
+            hashed.skip(self.header.offsets["checksum"])
+        except EOFError:
+            raise self._changed() from None
+        if hashed.digest() != self.checksum:
+            raise self._changed()
+
+    @cached_property
+    def _rows_before(self) -> tuple[list[int], list[int]]:
+        """The first cell of every stretch of written ones, and how many rows stand before it."""
+        written = self.tables.written()
+        before = accumulate((len(cells) for cells in written), initial=0)
+        return [cells.start for cells in written], list(before)
 
     def _all_rows(self, hashed: Hashed) -> Iterator[Bytes]:
         """The cells of all layers, uint8 [n, cell_bytes] each, wherever they belong."""
@@ -132,6 +179,16 @@ class SessionFile:
         return Damaged("8.2", f"{self.where} was changed while it was read; read it again")
 
 
+def _opened(path: Path) -> FileIO:
+    try:
+        if path.is_file():
+            return path.open("rb", buffering=0)
+        state = "is no regular file" if path.exists() else "does not exist"
+    except OSError as error:
+        state = f"cannot be read: {error.strerror or error}"
+    raise Refusal("8.2", f"{path} {state}; name a session file", {"path": str(path)})
+
+
 class Hashed:
     """Reads a file from its start, hashing what it reads. Raises EOFError where it ends early."""
 
@@ -143,12 +200,8 @@ class Hashed:
 
     def into(self, buffer: Bytes) -> Bytes:
         """Fill a contiguous `buffer`; returns it."""
-        left = memoryview(buffer.data)
-        while left:
-            n = self._file.readinto(left)
-            if not n:
-                raise EOFError
-            left = left[n:]
+        if not filled(self._file, buffer):
+            raise EOFError
         self._hash.update(buffer.data)
         return buffer
 
@@ -165,6 +218,17 @@ class Hashed:
     def digest(self) -> bytes:
         """xxh3-128 of what was read."""
         return self._hash.digest()
+
+
+def filled(file: Any, buffer: Bytes) -> bool:
+    """Whether a contiguous `buffer` could be filled from where `file` stands."""
+    left = memoryview(buffer.data)
+    while left:
+        n = file.readinto(left)
+        if not n:
+            return False
+        left = left[n:]
+    return True
 
 
 def used_bytes(header: Header) -> int:

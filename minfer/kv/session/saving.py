@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minfer.errors import Refusal
 from minfer.kv.session.header import Header
 from minfer.kv.session.identity import Identity
 from minfer.kv.session.pieces import pieces, taken
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 def save(store: KvStore, path: str | Path, host: bytes) -> None:
     """Write the file; `KvStore.save` says when it refuses."""
     store.tables.refuse_while_open("save")
+    if not isinstance(host, bytes):
+        raise Refusal(
+            "8.1", f"host is {type(host).__name__}; give bytes", {"host": type(host).__name__}
+        )
     tables = Tables.of(store.tables)
     header = header_of(store, tables, store.identity(), len(host))
     rows = (

@@ -20,6 +20,7 @@ from minfer.kv.session.header import INT32_MAX, RECORDS, Header, damaged
 from minfer.ops import KINDS
 
 NONE = -1  # no share
+COUNTER_MAX = 2**53  # no store gets there, and one that goes on counting stays within 64 bits
 RUN = np.dtype([("id", "<i8"), ("start", "<i4"), ("cap", "<i4"), ("rows", "<i4"), ("zero", "<i4")])
 SEQUENCE = np.dtype(
     [
@@ -118,6 +119,7 @@ def parse(header: Header, records: Records, where: str) -> Tables:
     }
     if (
         min(next_run, *counts) < 0
+        or max(next_run, *counts) > COUNTER_MAX
         or next_run <= max(runs, default=NONE)
         or min(runs, default=0) < 0
     ):

@@ -1,0 +1,57 @@
+"""Files that tools read and write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from minfer import numerics
+from minfer.errors import Refusal
+from minfer.kv.session import host
+from minfer.kv.session.header import damaged
+from minfer.kv.session.reading import SessionFile
+from minfer.sessions.progress import bar
+
+
+@contextmanager
+def verified(path: str | Path, *, progress: bool = False) -> Iterator[SessionFile]:
+    """An open session file, of which every part was checked; refused or Damaged otherwise.
+
+    progress: a bar on stderr.
+    """
+    with SessionFile(path) as file:
+        with bar(file.size, "verifying", "B", show=progress) as update:
+            file.verify(update)
+        _ = file.tables
+        _check_host(file)
+        yield file
+
+
+def _check_host(file: SessionFile) -> None:
+    """The part of an engine: a version and a state that can be read, and facts that fit."""
+    if host.version(file.host) is None:
+        return
+    host.state(file.host, file.where)
+    facts = host.facts(file.host)
+    if facts and numerics.fingerprint(facts) != file.header.numerics:
+        what = "its host part tells other facts of numbers than those of its fingerprint"
+        raise damaged(file.where, what)
+
+
+def refuse_target(target: str | Path, sources: tuple[str | Path, ...], *, force: bool) -> None:
+    """Refuse to write over a source, and over any file without `force`."""
+    for source in sources:
+        if os.path.realpath(source) == os.path.realpath(target):
+            raise Refusal(
+                "0.3",
+                f"{target} is the file that is read; give the new file another name",
+                {"path": str(target)},
+            )
+    if os.path.lexists(target) and not force:
+        raise Refusal(
+            "0.3",
+            f"{target} exists; give another name, or --force to replace it",
+            {"path": str(target)},
+        )
