@@ -9,6 +9,7 @@ import pytest
 from chats import (
     LONG,
     TIME,
+    Script,
     ask,
     assert_sound,
     dropped,
@@ -259,6 +260,23 @@ def test_stopping_while_an_answer_is_fed_again(tiny_gguf: Path, monkeypatch) -> 
         assert answer.finish_reason == "interrupted" and talk.messages[-1]["content"] == answer.text
         assert_sound(talk)
         ask(talk, "and", 3)
+
+
+@pytest.mark.parametrize("fmt", ["f32", "f16"])
+def test_taking_a_message_back_after_turns_left(tiny_gguf: Path, fmt: str) -> None:
+    """An answer of control tokens has no text; the rows before it are others by then."""
+    engine = engine_of(tiny_gguf, fmt)
+    talk = filled(engine, turns=3)
+    messages, talk.sampler = list(talk.messages), Script(engine, *[1] * 200)
+    answer = talk.say("there")
+    while not isinstance(next(answer), Dropped):
+        pass
+    for _ in range(9):
+        next(answer)
+    assert answer.stop() == "" and answer.taken_back and talk.messages == messages
+    assert_sound(talk)
+    talk.sampler = Script(engine, 5, 2)
+    ask(talk, "and")
 
 
 def test_undo_after_turns_left(tiny_gguf: Path) -> None:
