@@ -182,7 +182,11 @@ def test_a_model_and_none(tmp_path: Path) -> None:
 
 def test_names_in_a_file_do_not_steer_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "a.kv"
-    told = {"model": "\x1b[2J\nevil\u202e\ud800" + 10_000 * "x", "numerics": {"a\nb": "\x07"}}
+    told = {
+        "minfer_host": 1,
+        "model": "\x1b[2J\nevil\u202e\ud800" + 10_000 * "x",
+        "numerics": {"a\nb": "\x07"},
+    }
     named = of_model(small_store("f32"), MODEL, "")
     named.save(path, json.dumps(told).encode())
     target = of_model(small_store("f32"), OTHER, "two.gguf")

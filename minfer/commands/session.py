@@ -10,7 +10,6 @@ from typing import Any
 from minfer.commands import session_diff, session_text
 from minfer.commands.loading import load_engine, shows_bar
 from minfer.errors import Refusal
-from minfer.kv.session import host
 from minfer.kv.session.header import VERSION
 from minfer.kv.session.reading import SessionFile
 from minfer.ops import F32
@@ -39,9 +38,9 @@ def inspect(args: argparse.Namespace) -> None:
 
 def _state(file: SessionFile) -> Any:
     """The host's state; bytes that no engine wrote as text."""
-    if host.version(file.host) is None:
+    if file.host_part.version is None:
         return file.host.decode("utf-8", "backslashreplace")
-    return host.state(file.host, file.where)
+    return file.host_part.state(file.where)
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -72,16 +71,16 @@ def _checked(file: SessionFile) -> dict[str, str]:
     header, counts = file.header, file.header.counts
     told = ", ".join(_counted(n, name) for name, n in counts.items() if name != "counters")
     rows = f"K and V of {header.n_rows} cells of {header.cell_bytes} bytes in {header.n_layer}"
-    engine, (_, facts) = host.version(file.host), host.told(file.host)
+    part = file.host_part
     kept = "as an engine writes it, "
-    kept += "its facts of numbers those of the fingerprint" if facts else "no facts of numbers"
+    kept += "its facts of numbers those of the fingerprint" if part.facts else "no facts of numbers"
     return {
         "header": f"version {VERSION}, {header.fmt} on {header.backend_name}, n_ctx {header.n_ctx}",
         "size": f"{file.size} bytes, as the header says",
         "checksum": f"xxh3-128 {file.checksum.hex()} of all before it",
         "tables": f"{told}: no contradiction",
         "rows": f"{rows} layers; bytes that hold no element are zero",
-        "host": f"{header.host_bytes} bytes" + (f", {kept}" if engine is not None else ""),
+        "host": f"{header.host_bytes} bytes" + (f", {kept}" if part.version is not None else ""),
     }
 
 

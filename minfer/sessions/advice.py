@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
-from minfer.kv.session import host
 from minfer.kv.session.header import damaged
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
@@ -57,14 +56,16 @@ class Advice:
 
 def session_tokens(file: SessionFile) -> list[int]:
     """The tokens that the host of a session says its rows are of; refused where it does not."""
-    if host.version(file.host) is None or TOKENS not in host.state(file.host, file.where):
+    part = file.host_part
+    state = {} if part.version is None else part.state(file.where)
+    if TOKENS not in state:
         raise Refusal(
             "8.6",
             f"{file.where} does not tell its tokens ({TOKENS} in the host's state); give --text "
             "or --tokens",
             {"path": file.where},
         )
-    tokens = host.state(file.host, file.where)[TOKENS]
+    tokens = state[TOKENS]
     if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
         raise damaged(file.where, f"{TOKENS} in its host part is no list of token ids")
     return tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minfer.format import Bytes, Floats
-from minfer.kv.session import host
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
 from minfer.sessions.description import Facts, describe
@@ -68,7 +66,7 @@ def compare(a: SessionFile, b: SessionFile, *, progress: bool = False) -> Compar
         a.checksum == b.checksum,
         _facts(*told),
         {k: pair for name in LISTED for k, pair in _records(name, *told).items()},
-        _host(a.host, b.host),
+        _host(a, b),
         rows,
     )
 
@@ -102,19 +100,20 @@ def _records(name: str, *told: Facts) -> dict[str, Pair]:
     return differing(*({f"{name} {record['id']}": record for record in of[name]} for of in told))
 
 
-def _host(a: bytes, b: bytes) -> list[str]:
+def _host(a: SessionFile, b: SessionFile) -> list[str]:
     """Names that differ, down to those of the state."""
-    if a == b:
+    if a.host == b.host:
         return []
-    if None in (host.version(a), host.version(b)):
+    if None in (a.host_part.version, b.host_part.version):
         return ["bytes"]
-    return list(differing(*(_named(json.loads(part)) for part in (a, b)))) or ["bytes"]
+    return list(differing(*(_named(file.host_part.content) for file in (a, b)))) or ["bytes"]
 
 
-def _named(part: dict[str, Any]) -> dict[str, Any]:
-    state = part.pop("state", None)
+def _named(content: Mapping[str, Any]) -> dict[str, Any]:
+    named = dict(content)
+    state = named.pop("state", None)
     kept = state if isinstance(state, dict) else {"": state}
-    return {**part, **{f"state.{name}".rstrip("."): value for name, value in kept.items()}}
+    return {**named, **{f"state.{name}".rstrip("."): value for name, value in kept.items()}}
 
 
 def _rows(a: SessionFile, b: SessionFile, progress: bool) -> list[ComparedRows]:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from minfer.kv.runs import FREE, Entry, Run, rows_read, span_list
-from minfer.kv.session import host
 from minfer.kv.session.header import ANY, VERSION, Header
+from minfer.kv.session.host import line
 from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables, owners
 
@@ -20,20 +20,21 @@ def describe(file: SessionFile) -> Facts:
     Sizes are bytes, fingerprints hexadecimal or None for none. Everything can be written as JSON.
     """
     header, tables = file.header, file.tables
-    name, facts = host.told(file.host)
+    part = file.host_part
+    facts = {line(name): line(fact) for name, fact in part.facts.items()}
     return {
         "file": file.where,
         "bytes": file.size,
         "version": VERSION,
         **header_facts(header),
         "model": {
-            "name": name,
+            "name": line(part.model),
             "fingerprint": printed(header.model),
-            "hash": host.model_hash(file.host),
+            "hash": part.model_hash,
         },
         "numerics": {"fingerprint": printed(header.numerics), "facts": facts},
         "sizes": sizes(header),
-        "host": {"bytes": header.host_bytes, "version": host.version(file.host)},
+        "host": {"bytes": header.host_bytes, "version": part.version},
         "runs": runs(tables),
         "sequences": [_sequence(seq, entry, tables) for seq, entry in tables.entries.items()],
         "counters": {**asdict(tables.counts), "next_run": tables.next_run},

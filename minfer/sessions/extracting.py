@@ -15,7 +15,6 @@ from minfer import atomic
 from minfer.errors import Refusal
 from minfer.format import Bytes
 from minfer.kv.runs import Counts, Entry, Run, Share
-from minfer.kv.session import host
 from minfer.kv.session.header import Header
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
@@ -130,7 +129,8 @@ def write_session(
     tables = alone(file.tables, seq, keep_share)
     kept = file.host
     if len(file.tables.entries) > 1:
-        kept = host.changed(kept, state=None) if host.version(kept) is not None else b""
+        part = file.host_part
+        kept = b"" if part.version is None else part.packed(state=None)
     counts: dict[str, Any] = tables.sizes()
     header = replace(file.header, host_bytes=len(kept), **counts)
     n = 2 * header.n_layer * header.n_rows

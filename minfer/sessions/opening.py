@@ -9,7 +9,6 @@ from pathlib import Path
 
 from minfer import numerics
 from minfer.errors import Refusal
-from minfer.kv.session import host
 from minfer.kv.session.header import damaged
 from minfer.kv.session.reading import SessionFile
 from minfer.sessions.progress import bar
@@ -31,11 +30,11 @@ def verified(path: str | Path, *, progress: bool = False) -> Iterator[SessionFil
 
 def _check_host(file: SessionFile) -> None:
     """The part of an engine: a version and a state that can be read, and facts that fit."""
-    if host.version(file.host) is None:
+    part = file.host_part
+    if part.version is None:
         return
-    host.state(file.host, file.where)
-    facts = host.facts(file.host)
-    if facts and numerics.fingerprint(facts) != file.header.numerics:
+    part.state(file.where)
+    if part.facts and numerics.fingerprint(part.facts) != file.header.numerics:
         what = "its host part tells other facts of numbers than those of its fingerprint"
         raise damaged(file.where, what)
 

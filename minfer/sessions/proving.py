@@ -10,7 +10,6 @@ from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
-from minfer.kv.session import host
 from minfer.kv.session.header import ANY
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
@@ -108,7 +107,7 @@ class Weights:
 
 def compare_weights(file: SessionFile, model: Path, progress: bool = False) -> Weights:
     """Hash a model's file and compare it with what the session tells. progress: a bar on stderr."""
-    told = host.model_hash(file.host)
+    told = file.host_part.model_hash
     if not told or file.header.model == ANY:
         raise Refusal(
             "8.8",

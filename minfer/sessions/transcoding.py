@@ -13,7 +13,6 @@ from minfer.format import Bytes, KvFormat, refuse_odd_blocks
 from minfer.kv.checks import whole_number
 from minfer.kv.packing import packed
 from minfer.kv.runs import Entry, Run
-from minfer.kv.session import host
 from minfer.kv.session.header import ANY, Header
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
@@ -71,7 +70,9 @@ def transcode(
     kept, numbers = file.host, old.numerics
     if not bitwise:
         tables = replace(tables, entries=_without_logits(tables.entries))
-        kept, numbers = host.changed(kept, numerics={}), ANY
+        numbers = ANY
+        if file.host_part.version is not None:
+            kept = file.host_part.packed(numerics={})
     new = replace(
         old, fmt=fmt, backend=backend, n_ctx=cells, numerics=numbers, host_bytes=len(kept)
     )

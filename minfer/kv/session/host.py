@@ -1,13 +1,14 @@
 """The host's part of a session as an engine writes it: JSON that names what it was made with (8.6).
 
-A store hands the host's bytes through as they are. What is said here is for people: nothing that a
-load depends on is taken from it.
+A store hands the host's bytes through as they are. What an engine says in them is for people:
+nothing that a load depends on is taken from it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from minfer.errors import Refusal
@@ -15,95 +16,88 @@ from minfer.kv.session.header import damaged
 
 VERSION = 1
 LINE = 200  # characters of a text out of a file that a message has
-Facts = dict[str, str]
+UNREADABLE = (KeyError, TypeError, ValueError, RecursionError)
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """What an engine wrote; of other bytes version is None and the rest is empty.
+
+    model: the name of its file. model_hash: of all weights. facts: what numbers depend on.
+    content: the whole JSON object.
+    """
+
+    version: int | None = None
+    model: str = ""
+    model_hash: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, host: bytes) -> HostPart:
+        """As far as the bytes tell it; never an error."""
+        try:
+            content = json.loads(host.decode("utf-8"))
+            version = content.get("minfer_host") if isinstance(content, dict) else None
+        except UNREADABLE:
+            version = None
+        if type(version) is not int:
+            return cls()
+        try:
+            facts = {str(name): str(value) for name, value in dict(content["numerics"]).items()}
+        except UNREADABLE:
+            facts = {}
+        model, model_hash = (str(content.get(name, "")) for name in ("model", "model_hash"))
+        return cls(version, model, model_hash, facts, content)
+
+    def state(self, where: str) -> dict[str, Any]:
+        """The host's own state, empty for none.
+
+        Refuses another version; raises Damaged for a state that is no JSON object.
+        """
+        if self.version != VERSION:
+            raise Refusal(
+                "8.6",
+                f"{where} has a host part of version {self.version} and this minfer reads "
+                f"{VERSION}; open it with the minfer that wrote it",
+                {"version": self.version, "reads": VERSION},
+            )
+        kept = self.content.get("state")
+        if kept is not None and not isinstance(kept, dict):
+            raise damaged(where, "the state in its host part is no JSON object")
+        return kept or {}
+
+    def packed(self, **values: Any) -> bytes:
+        """Its bytes with other values of these names in the JSON object."""
+        return json.dumps({**self.content, **values}).encode()
 
 
 def pack(
     model: str, model_hash: str, facts: Mapping[str, str], state: Mapping[str, Any] | None
 ) -> bytes:
-    """The host's bytes: the model's name, what numbers depend on, and the host's own state.
+    """The host's bytes of an engine, see `HostPart`.
 
-    model_hash: of all its weights. state: what JSON can hold, None for nothing; refused otherwise.
+    state: what JSON can hold, None for nothing; refused otherwise.
     """
     named = {"minfer_host": VERSION, "model": model, "model_hash": model_hash}
-    told = {**named, "numerics": dict(facts), "state": state}
+    content = {**named, "numerics": dict(facts), "state": state}
     try:
-        return json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         message = f"the host state is no plain JSON: {error}; give texts, numbers, lists, mappings"
         raise Refusal("8.6", message) from None
 
 
-def told(host: bytes) -> tuple[str, Facts]:
-    """The model's name and the facts of numbers, as far as `host` tells them; fit for a message."""
-    try:
-        found = _parsed(host)
-        facts = {_line(name): _line(value) for name, value in dict(found["numerics"]).items()}
-        return _line(found["model"]), facts
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return "", {}
-
-
-def facts(host: bytes) -> Facts:
-    """The facts of numbers as they are, none where `host` tells none."""
-    try:
-        return {str(name): str(value) for name, value in dict(_parsed(host)["numerics"]).items()}
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return {}
-
-
-def model_hash(host: bytes) -> str:
-    """The hash of all weights, "" where `host` tells none."""
-    try:
-        return str(_parsed(host).get("model_hash", ""))
-    except (ValueError, RecursionError):
-        return ""
-
-
-def version(host: bytes) -> int | None:
-    """The version of a host part that an engine wrote; None for any other bytes."""
-    try:
-        found = _parsed(host).get("minfer_host")
-    except (ValueError, RecursionError):
-        return None
-    return found if type(found) is int else None
-
-
-def changed(host: bytes, **values: Any) -> bytes:
-    """The host part with other values of these names; as it is where no engine wrote it."""
-    if version(host) is None:
-        return host
-    return json.dumps({**_parsed(host), **values}).encode()
-
-
 def state(host: bytes, where: str) -> dict[str, Any]:
-    """The host's own state; empty for none. Raises Damaged for what no engine wrote."""
+    """The state that an engine saved; empty for no bytes. Raises Damaged for what none wrote."""
     if not host:
         return {}
-    try:
-        found = _parsed(host)
-    except (ValueError, RecursionError):
-        raise damaged(where, "its host part is no JSON object that an engine wrote") from None
-    if found.get("minfer_host") != VERSION:
-        raise Refusal(
-            "8.6",
-            f"{where} has a host part of version {found.get('minfer_host')!r} and this minfer "
-            f"reads {VERSION}; open it with the minfer that wrote it",
-            {"version": found.get("minfer_host"), "reads": VERSION},
-        )
-    kept = found.get("state")
-    if kept is not None and not isinstance(kept, dict):
-        raise damaged(where, "the state in its host part is no JSON object")
-    return kept or {}
+    part = HostPart.parse(host)
+    if part.version is None:
+        raise damaged(where, "its host part is no JSON object that an engine wrote")
+    return part.state(where)
 
 
-def _parsed(host: bytes) -> dict[str, Any]:
-    found = json.loads(host.decode("utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError("no object")
-    return found
-
-
-def _line(value: object) -> str:
+def line(text: str) -> str:
     """A text out of a file that neither steers a terminal nor fills it."""
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:LINE])
+    return "".join(c if c.isprintable() else "?" for c in text[:LINE])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
-from minfer.kv.session import host
 from minfer.kv.session.header import ANY
+from minfer.kv.session.host import line
 from minfer.kv.session.identity import Identity
 from minfer.kv.session.pieces import put, view
 from minfer.kv.session.reading import SessionFile
@@ -101,7 +101,7 @@ def _refuse_other(file: SessionFile, store: KvStore, identity: Identity) -> None
 def _way_out(file: SessionFile, different: dict[str, tuple[object, object]]) -> str:
     """What to do about a file of another run."""
     if different.keys() & {"n_layer", "n_kv_embd", "n_head_kv"}:
-        name, _ = host.told(file.host)
+        name = line(file.host_part.model)
         return f"it belongs to another model{name and ', ' + name}: load that one"
     ways = []
     if "n_ctx" in different:
@@ -118,7 +118,7 @@ def refuse_other_model(file: SessionFile, identity: Identity) -> None:
     model = file.header.model
     if model == identity.model:
         return
-    theirs = _model(host.told(file.host)[0], model)
+    theirs = _model(line(file.host_part.model), model)
     way_out = "load the model that it was saved with; other weights or metadata make other rows"
     if model == ANY:
         theirs, way_out = "no model: a store without one wrote it", "load it into such a store"
@@ -142,7 +142,7 @@ def _differs(file: SessionFile, identity: Identity) -> str:
         return ""
     if file.header.numerics == ANY:
         return "its cells were made for another run, by `minfer session transcode`"
-    _, then = host.told(file.host)
+    then = {line(name): line(fact) for name, fact in file.host_part.facts.items()}
     changed = [
         f"{name} {then.get(name, 'absent')} then, {identity.facts.get(name, 'absent')} now"
         for name in {**then, **identity.facts}

@@ -16,6 +16,7 @@ import numpy as np
 from minfer.errors import Damaged, Refusal
 from minfer.format import BLOCK, BLOCK_BYTES, Bytes, KvFormat
 from minfer.kv.session.header import CHECKSUM_BYTES, HEADER, Header, damaged, parse
+from minfer.kv.session.host import HostPart
 from minfer.kv.session.pieces import PIECE_BYTES, Piece, pieces
 from minfer.kv.session.tables import DTYPES, Records, Tables
 from minfer.kv.session.tables import parse as parse_tables
@@ -87,6 +88,11 @@ class SessionFile:
         if padded:
             raise damaged(self.where, "bytes of cells that hold no element are not zero")
         self.checksum = digest
+
+    @cached_property
+    def host_part(self) -> HostPart:
+        """What an engine says in the host's bytes of a verified file."""
+        return HostPart.parse(self.host)
 
     @property
     def tables(self) -> Tables:
