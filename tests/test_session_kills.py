@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -58,20 +59,22 @@ def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
     began = time.perf_counter()
     store.save(path, host)
     longest = max(0.02, 4 * (time.perf_counter() - began))
-    found, parts = [], 0
+    found, cut = set(), 0
     with savers(tmp_path) as parent:
-        for _ in range(kills):
+        for done in count(1):
             child = int(said(parent, "go\n"))
-            time.sleep(rng.uniform(0, longest))
+            # longer and longer: a busy machine may not come to save
+            time.sleep(rng.uniform(0, longest * (1 + done / kills)))
             os.kill(child, signal.SIGKILL)
             assert said(parent) == "gone"
             host = store.load(path).host
             assert store.digest() == wanted[host]
-            found.append(host)
-            parts += len(list(tmp_path.iterdir())) > 1
+            found.add(host)
+            cut += len(list(tmp_path.iterdir())) > 1
             make_old(tmp_path)
-    assert len(set(found)) > 1, "no child came to replace the file"
-    assert parts, "no child was killed while it wrote"
+            if done >= kills and len(found) > 1 and cut:
+                break
+            assert done < 10 * kills, f"sessions {found} were found, {cut} saves cut short"
     store.save(path)
     assert list(tmp_path.iterdir()) == [path]
 

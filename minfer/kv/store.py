@@ -41,7 +41,7 @@ class KvStore(Rows):
     def save(self, path: str | Path, host: bytes = b"") -> None:
         """Write a session file: tables, written cells and `host`, bytes of the caller's own (8).
 
-        Atomic: `path` is the old file or the new one, the old one after an error of the system.
+        Atomic: `path` is the old file or the new one whole, after an error of the system too.
         Refused while a step is open, with layers on several devices (9.6), and where the file
         cannot be put.
         """
