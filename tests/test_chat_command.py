@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from conftest import Done
 
 from minfer import Engine
+from minfer.chat.signals import Signals
 
 ROOT = Path(__file__).parent.parent
 SPEEDS = {f"{kind}_tokens{rate}" for kind in ("prefill", "decode") for rate in ("", "_per_second")}
@@ -31,10 +32,11 @@ def chat(
     """Run a chat in this process with `given` as its input."""
 
     def run(given: str | bytes, *options: object, n: Sequence[object] = OPTIONS) -> Done:
-        data = given.encode() if isinstance(given, str) else given
-        stdin = SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False)
-        monkeypatch.setattr(sys, "stdin", stdin)
-        return call("chat", tiny_gguf, *n, *options)
+        with TemporaryFile() as file:
+            file.write(given.encode() if isinstance(given, str) else given)
+            file.seek(0)
+            monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=file, isatty=lambda: False))
+            return call("chat", tiny_gguf, *n, *options)
 
     return run
 
@@ -275,7 +277,10 @@ def started(tiny_gguf: Path, *options: object, **streams: Any) -> subprocess.Pop
     argv = [sys.executable, "-m", "minfer", "chat", tiny_gguf, "--n-ctx", 100_000]
     argv += ["--json", "--logit-bias", "<|im_end|>=-inf", "--logit-bias", "<|endoftext|>=-inf"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([str(a) for a in [*argv, *options]], cwd=ROOT, **(pipes | streams))
+    # a shell may have this process ignore the end of its terminal
+    hear: Callable[[], object] = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    argv = [str(a) for a in [*argv, *options]]
+    return subprocess.Popen(argv, cwd=ROOT, preexec_fn=hear, **(pipes | streams))
 
 
 def send(process: subprocess.Popen[bytes], text: str) -> None:
@@ -341,6 +346,18 @@ def test_a_signal_to_leave_saves(
     assert bool(messages) == (when == "answering")
     with started(tiny_gguf, "--session", path, stdin=subprocess.DEVNULL) as process:
         assert until(process, "start")["tokens"] == tokens
+
+
+def test_the_end_of_a_terminal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGTERM)
+            assert signals.leave
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_an_interrupt_while_waiting_leaves_and_saves(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ class Program:
                     line = self._reader.read(draft)
                     if line is None:
                         break
-                    self._signals.stop = False
                     self._take(line)
+                self._signals.stop = False
         finally:
             self._save_session()
 
@@ -78,6 +78,7 @@ class Program:
         if opened.how == RENDERED:
             with self._told(), closing(talk.catch_up(self._timing)) as events:
                 self._follow(events)
+            self._signals.stop = False
         store = talk.engine.store
         self._show.start(
             {

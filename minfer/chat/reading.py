@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Protocol
 
@@ -9,6 +12,8 @@ from minfer.chat.signals import Signals
 from minfer.errors import Refusal
 
 PROMPT, CONTINUED = "> ", ". "
+WAIT = 0.1  # seconds between two looks at signals
+READ = 1 << 16  # bytes at once
 
 
 class Reader(Protocol):
@@ -22,34 +27,51 @@ class Lines:
     """A line is a message; a backslash at its end goes on in the next line."""
 
     def __init__(self, stream: BinaryIO | None, signals: Signals) -> None:
+        """stream: a file or a pipe, which is read past what it buffers; None has no lines."""
         self._stream, self._signals = stream, signals
+        self._rest = b""
 
     def read(self, draft: str) -> str | None:
-        """Refuses bytes that are no UTF-8, naming the first; raises KeyboardInterrupt."""
+        """None at a signal to leave, too; raises KeyboardInterrupt at an interrupt.
+
+        Refuses bytes that are no UTF-8, naming the first.
+        """
         parts: list[str] = []
         while (line := self._line()) is not None:
             continued = line.endswith("\\")
             parts.append(line.removesuffix("\\"))
             if not continued:
                 break
-        return "\n".join(parts) if parts else None
+        return "\n".join(parts) if parts and not self._signals.leave else None
 
     def _line(self) -> str | None:
-        try:
-            with self._signals.waking(interrupt):
-                data = b"" if self._signals.leave or not self._stream else self._stream.readline()
-        except KeyboardInterrupt:
-            if self._signals.leave:
-                return None
-            raise
-        if not data:
+        while b"\n" not in self._rest and (data := self._more()):
+            self._rest += data
+        if not self._rest or self._signals.leave:
             return None
+        line, _, self._rest = self._rest.partition(b"\n")
         try:
-            return data.decode().removesuffix("\n").removesuffix("\r")
+            return line.decode().removesuffix("\r")
         except UnicodeDecodeError as error:
-            byte = data[error.start]
+            byte = line[error.start]
             what = f"byte {error.start} of the line (0x{byte:02x}) is no UTF-8; convert the text"
             raise Refusal("0.2", what, {"byte": error.start}) from None
+
+    def _more(self) -> bytes:
+        """What comes next. A signal may come just before a wait, so waits are short."""
+        while self._stream is not None and not self._signals.leave:
+            if self._signals.stop:
+                raise KeyboardInterrupt
+            if can_be_read(self._stream, WAIT):
+                return os.read(self._stream.fileno(), READ)
+        return b""
+
+
+def can_be_read(stream: BinaryIO, seconds: float) -> bool:
+    """Whether something, or the end, comes within so many seconds."""
+    if sys.platform == "win32":  # pipes cannot be waited for there
+        return True
+    return bool(select.select([stream], [], [], seconds)[0])
 
 
 class Terminal:
@@ -101,7 +123,3 @@ class Terminal:
 def as_typed(message: str) -> str:
     """The line that sends `message`: one slash more where it would be a command."""
     return f"/{message}" if message.startswith("/") else message
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt

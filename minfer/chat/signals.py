@@ -26,7 +26,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, *LEAVE):
+            # A program that was told to outlive its terminal ignores its end.
+            leave = [n for n in LEAVE if signal.getsignal(n) is not signal.SIG_IGN]
+            for number in (signal.SIGINT, *leave):
                 self._before[number] = signal.signal(number, self._note)
         return self
 
