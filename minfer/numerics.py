@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+
+import numpy as np
 
 from minfer import registry
 from minfer.device import Device
@@ -35,8 +38,7 @@ def facts(
     """
     package = device.package()
     told = {"device": device.name, "cache type": fmt.value, "activations": activations}
-    environment = package.environment()
-    told |= {name: environment[name] for name in package.NUMERIC if name in environment}
+    told |= _environment(package)
     told["source"] = source_hash(package.__name__.rpartition(".")[2])
     formats = {CELLS: (fmt,), WEIGHT: tuple(weights), "": (fmt,)}
     config = {} if activations == F32 else {"activations": activations}
@@ -67,8 +69,15 @@ def fingerprint(of: Mapping[str, str]) -> bytes:
 
 
 @cache
+def _environment(package: ModuleType) -> dict[str, str]:
+    """Versions of libraries, and what kernels run on."""
+    told = package.environment()
+    return {"numpy": np.__version__, **{n: told[n] for n in package.NUMERIC if n in told}}
+
+
+@cache
 def source_hash(package: str) -> str:
-    """xxh3 of the text of a kernel package and of `SOURCES`."""
+    """xxh3 of the text of a kernel package and of `SOURCES`, as it is when first asked for."""
     import xxhash
 
     root, hashed = Path(__file__).parent, xxhash.xxh3_64()

@@ -19,8 +19,8 @@ from minfer.kv.checks import refuse_rows, refuse_window
 from minfer.kv.plan import Plan, make_plan
 from minfer.kv.rows import Rows
 from minfer.kv.step import Step
-from minfer.kv.uninterrupted import Uninterrupted
 from minfer.ops import PREFILL
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.session.loading import Accept, Loaded

@@ -16,6 +16,7 @@ from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
+from minfer.sessions.opening import verified
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,19 @@ def prove(engine: Engine, path: str | Path) -> Iterator[Proof]:
 
     Others are released meanwhile, so that there is room for a row that they share.
     """
+    with verified(path) as file:
+        entries = file.tables.entries  # not the store's: it forgets logits of other numbers
+        lasts = {seq: entries[seq].last for seq in provable(file.tables)}
     engine.resume(path)
-    for seq in provable(Tables.of(engine.store.tables)):
-        yield _again(engine, seq)
+    for seq, last in lasts.items():
+        assert last is not None
+        yield _again(engine, seq, last)
         engine.resume(path)
 
 
-def _again(engine: Engine, seq: int) -> Proof:
+def _again(engine: Engine, seq: int, last: LastRow) -> Proof:
     store = engine.store
-    entry = store.tables.known(seq)
-    last, position = entry.last, entry.written - 1
-    assert last is not None
+    position = store.written(seq) - 1
     saved = _last_cells(engine, seq)
     for other in store.sequences():
         if other != seq:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from minfer import numerics
 from minfer.kv.session.header import ANY
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.rows import Rows
@@ -24,6 +25,12 @@ class Identity:
     facts: Mapping[str, str] = field(default_factory=dict)
     model: bytes = ANY
     name: str = ""
+
+
+def identified(store: Rows) -> Identity:
+    """What a store belongs to. Interrupts wait: libraries that are asked free memory by hand."""
+    with Uninterrupted():
+        return store.identity()
 
 
 def without_model(store: Rows) -> Identity:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from minfer.errors import Refusal
 from minfer.kv.session.header import ANY
 from minfer.kv.session.host import line
-from minfer.kv.session.identity import Identity
+from minfer.kv.session.identity import Identity, identified
 from minfer.kv.session.pieces import put, view
 from minfer.kv.session.reading import SessionFile
-from minfer.kv.session.tables import Tables
-from minfer.kv.uninterrupted import Uninterrupted
+from minfer.kv.session.tables import Tables, without_logits
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.store import KvStore
@@ -41,14 +41,14 @@ class Loaded:
 def load(store: KvStore, path: str | Path, accept: Accept | None) -> Loaded:
     """Replace what `store` holds by what the file holds; `KvStore.load` says when it refuses."""
     with SessionFile(path) as file:
-        identity = store.identity()
+        identity = identified(store)
         file.verify()
         _refuse_other(file, store, identity)
         tables = file.tables
         if accept is not None:
             accept(file.host)
-        _apply(store, file, tables)
         differs = _differs(file, identity)
+        _apply(store, file, without_logits(tables) if differs else tables)
         return Loaded(file.host, not differs, differs)
 
 
