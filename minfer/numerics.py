@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ def facts(
     n_head: int,
     n_head_kv: int,
     head_dim: int,
-    weights: Iterable[KvFormat] = (),
+    weights: Sequence[KvFormat] = (),
     activations: str = F32,
 ) -> dict[str, str]:
     """What numbers depend on, by name, in words.
@@ -37,10 +37,11 @@ def facts(
     tokens the variant with its numeric tunables. fmt: of the cache. weights: formats of matrices.
     """
     package = device.package()
-    told = {"device": device.name, "cache type": fmt.value, "activations": activations}
+    told = {"device": device.name, "cache type": fmt.value}
+    told |= {"weights": " ".join(map(str, weights)), "activations": activations}
     told |= _environment(package)
     told["source"] = source_hash(package.__name__.rpartition(".")[2])
-    formats = {CELLS: (fmt,), WEIGHT: tuple(weights), "": (fmt,)}
+    formats = {CELLS: (fmt,), WEIGHT: weights, "": (fmt,)}
     config = {} if activations == F32 else {"activations": activations}
     shapes = [Shape(kind, 1, n_head, n_head_kv, head_dim) for kind in KINDS]
     for op in OPS.values():

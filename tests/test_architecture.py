@@ -28,7 +28,7 @@ LAYERS = (
     ("models",),
     ("pull",),
     (
-        *("loading", "prompts", "generation", "resuming", "inference", "engine", "chat"),
+        *("loading", "prompts", "generation", "engine_session", "inference", "engine", "chat"),
         *("perplexity", "sessions"),
     ),
     ("commands",),

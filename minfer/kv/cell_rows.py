@@ -27,7 +27,7 @@ from minfer.uninterrupted import Uninterrupted
 TABLE_BYTES = 32  # a cell, of the free list
 
 
-class Rows(Sequences):
+class CellRows(Sequences):
     """What moves, turns and reads the K and V rows of sequences; `KvStore` says the arguments."""
 
     def __init__(
