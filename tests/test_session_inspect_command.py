@@ -24,6 +24,7 @@ from minfer.kv.session.writing import write
 from minfer.kv.store import KvStore
 from minfer.sessions import advice
 from minfer.sessions.arena_map import ASCII, UNICODE, draw, legend
+from minfer.sessions.description import runs as described_runs
 from minfer.sessions.opening import verified
 from minfer.sessions.progress import bar
 
@@ -75,6 +76,24 @@ def test_json_tells_what_the_store_holds(call, tmp_path: Path, fmt: str) -> None
         None,
     ]
     assert "state" not in facts and facts["host"] == {"bytes": 4, "version": None}
+
+
+class Counted(dict[int, Entry]):
+    """Sequences that count how often they are gone through."""
+
+    walks = 0
+
+    def items(self):
+        self.walks += 1
+        return super().items()
+
+
+def test_readers_of_all_runs_are_found_in_one_walk() -> None:
+    entries = Counted({0: Entry(0, 2)} | {n: Entry(n, 2, Share(0, 1)) for n in range(1, 50)})
+    runs = {n: Run(n, 2 * n, 2, n) for n in range(50)}
+    told = described_runs(Tables(100, runs, entries, Counts(), 50))
+    assert told[0]["readers"] == list(range(1, 50)) and told[7]["readers"] == []
+    assert entries.walks == 1
 
 
 CELLS = {name: name for name in ("reserved", "orphaned", "written", "free_runs")}
