@@ -13,8 +13,9 @@ from saved_sessions import engine_session, header_changed, told_store
 from stores import FORMATS
 
 from minfer import kernels_numba
+from minfer.commands.columns import printable
 from minfer.commands.parser import build_parser
-from minfer.commands.session_text import printable, shades_of
+from minfer.commands.session_text import shades_of
 from minfer.format import cell_bytes
 from minfer.kv.runs import Counts, Entry, LastRow, Run, Share
 from minfer.kv.session import host
@@ -263,6 +264,34 @@ def test_text_that_no_encoding_spells(call, tiny_gguf: Path, tmp_path: Path) -> 
     assert call("transcode", path, out, "--cache-type", "f16").code == 0
     facts = json.loads(call("inspect", out, "--json", "--host").out)
     assert facts["state"] == {"name": "\ud800\x07"} and facts["model"]["name"] == "m?"
+
+
+def test_names_of_files_do_not_steer_a_terminal(call, saved: Path, tiny_gguf: Path) -> None:
+    odd = saved.with_name("a\x1b[2J\nb.kv")
+    engine_session(tiny_gguf, odd)
+    out, rows, copy = (odd.with_name(f"{n}\x1b\n{end}") for n, end in enumerate(ENDS))
+    for argv in (
+        ("inspect", odd),
+        ("verify", odd),
+        ("verify", odd, "--model-hash", tiny_gguf),
+        ("diff", odd, odd),
+        ("diff", odd, saved),
+        ("extract", odd, "--seq", 0, "-o", rows),
+        ("extract", odd, "--seq", 0, "-o", copy),
+        ("transcode", odd, out, "--n-ctx", 90),
+    ):
+        done = call(*argv)
+        assert done.code in (0, 1) and "\\x1b" in done.out and "\x1b" not in done.out + done.err
+        assert "\\n" in done.out.splitlines()[0]
+    for argv in (
+        *(("inspect", odd.with_name("no\x1b.kv")), ("transcode", odd, odd, "--n-ctx", 90)),
+        ("extract", odd, "--seq", 9, "-o", odd.with_name("c.kv")),
+    ):
+        done = call(*argv)
+        assert done.code == 2 and "\\x1b" in done.err and "\x1b" not in done.err
+
+
+ENDS = (".kv", ".npz", "of one.kv")
 
 
 def test_a_bar_counts_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
