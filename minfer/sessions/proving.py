@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
+from minfer.resuming import Resumed
+from minfer.sessions.wording import counted
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,27 @@ def refuse_unprovable(file: SessionFile) -> None:
     """Refuse a file that tells of no sequence what its last row's logits were."""
     if not provable(file.tables):
         n = len(file.tables.entries)
+        of = counted(n, "sequence")
         raise Refusal(
             "8.5",
-            f"{file.where} keeps the logits of no last row, of {n} sequences, so nothing can be "
+            f"{file.where} keeps the logits of no last row, of {of}, so nothing can be "
             "proved; an engine's save keeps them unless rows were cut or removed since, and "
             "`minfer session transcode` drops them",
             {"sequences": n},
         )
 
 
-def prove(engine: Engine, path: str | Path) -> Iterator[Proof]:
-    """Make the last row of every provable sequence again; the file is loaded for each of them.
+def prove(engine: Engine, path: str | Path) -> tuple[Resumed, list[Proof]]:
+    """Make the last row of every provable sequence again; what a resume of the file said, too.
 
-    Others are released meanwhile, so that there is room for a row that they share.
+    The file is loaded again after each. Other sequences are released meanwhile, so that there is
+    room for a row that they share.
     """
-    engine.resume(path)
+    resumed, proofs = engine.resume(path), []
     for seq in provable(Tables.of(engine.store.tables)):
-        yield _again(engine, seq)
+        proofs.append(_again(engine, seq))
         engine.resume(path)
+    return resumed, proofs
 
 
 def _again(engine: Engine, seq: int) -> Proof:
