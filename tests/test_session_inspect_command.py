@@ -326,18 +326,40 @@ def test_the_page_shows_commands_that_exist_and_names_every_option() -> None:
             assert f"--{name.replace('_', '-')}" in text, name
 
 
+def run_example(call: str) -> None:
+    """The Python of the page that has `call` in it."""
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (example,) = [text for text in examples if call in text]
+    exec(compile(example, PAGE.name, "exec"), {})
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("smollm2")
+def test_the_file_of_the_page_is_made_as_it_says(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "90")
+    run_example("engine.save")
+    found = call("inspect", "slots.kv").out
+    (shown,) = re.findall(r"inspect slots\.kv\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    told = [re.sub(r"logits \w+|(numbers|weights) .*|source \w+", "", t) for t in (found, shown)]
+    drop = re.compile(r"^ +device .*\n", re.MULTILINE)
+    assert drop.sub("", told[0]) == drop.sub("", told[1])
+
+
 def test_the_example_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, PAGE.name, "exec"), {})
+    run_example("store.save")
     assert capsys.readouterr().out == "32\nTrue\n"
     with verified("long.kv") as file:
         assert file.header.n_ctx == 128
 
 
 def test_limits_on_the_page_are_those_of_the_code() -> None:
-    told = "mean KL of at most 0.01 nats a token, no token above 1, the same likeliest token in at"
-    assert told in PAGE.read_text() and "least 95 %" in PAGE.read_text()
+    told = "mean KL of at most 0.01 nats a token, no token above 1, the same likeliest "
+    told += "token in at least 95 %"
+    assert told in " ".join(PAGE.read_text().split())
     assert (advice.KL_MEAN, advice.KL_MAX, advice.TOP1) == (0.01, 1.0, 0.95)
