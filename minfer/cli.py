@@ -83,7 +83,9 @@ def _discard(stream: TextIO) -> None:
 
 def _complain(what: str, code: int, before: str = "") -> int:
     """One line on stderr, whatever the message holds."""
-    line = " ".join(what.split())
+    from minfer.commands.columns import printable
+
+    line = printable(" ".join(what.split()))
     shown = line if len(line) <= LINE else f"{line[: LINE // 2]} ... {line[-LINE // 2 :]}"
     try:
         print(f"{before}minfer: {shown}", file=sys.stderr)

@@ -47,12 +47,12 @@ class DevicePlan:
 
     @classmethod
     def parse(cls, text: str | Device | DevicePlan) -> DevicePlan:
-        """A device, or DEVICE:LAYERS with commas between; anything else is refused."""
+        """A device, or DEVICE:LAYERS with commas between and blanks beside them; else refused."""
         if isinstance(text, DevicePlan):
             return text
         if not isinstance(text, str) or not {":", ","} & set(text):
             return cls(((Device.parse(text), None),))
-        return cls(tuple(_part(part, text) for part in text.split(",")))
+        return cls(tuple(_part(part.strip(), text) for part in text.split(",")))
 
     def stretches(self, n_layer: int) -> tuple[Stretch, ...]:
         """The layers of each part; refused unless they are `n_layer` together."""
@@ -109,7 +109,10 @@ def _part(part: str, text: str) -> tuple[Device, int]:
             "how many layers each one takes in order, such as cpu:10,cuda:20",
             {"device": text, "part": part},
         )
-    return Device.parse(found[1]), int(found[2])
+    try:
+        return Device.parse(found[1]), int(found[2])
+    except Refusal as refusal:
+        raise Refusal(refusal.rule, f"{refusal.message}, in {text!r}", refusal.facts) from None
 
 
 class Need(NamedTuple):

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from minfer.errors import Refusal
+from tuning import __main__ as tuning_main
 from tuning.bench import command, options
 from tuning.bench.cases import Model
 from tuning.bench.contestants import Column, opened
 from tuning.bench.protocol import Message
 from tuning.bench.rounds import Options
+
+ROOT = Path(__file__).parent.parent
 
 
 class Quantizer:
@@ -95,3 +98,18 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_measured(
     command.add_arguments(parser)
     with pytest.raises(Refusal, match=r"^no-such-model is neither a file"):
         command.run(parser.parse_args(["--what", "model", "--model", "no-such-model"]))
+
+
+def test_a_missing_package_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of docs/benchmarks.md."""
+
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+    monkeypatch.setattr(tuning_main.importlib, "import_module", missing)
+    assert tuning_main.main(["bench"]) == 2
+    way_out = "pip install -e '.[bench]'"
+    assert capsys.readouterr().err == f"rich is not installed; {way_out}\n"
+    assert way_out in (ROOT / "docs" / "benchmarks.md").read_text()

@@ -205,6 +205,19 @@ def test_bad_cache_type_in_the_environment(
     assert done.code == 2 and "cache type 'q8'" in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("argv", "prog"),
+    [
+        (("chat", "m", "-x\x1b"), "minfer chat"),
+        (("session", "inspect", "f", "-x\x1b"), "minfer session inspect"),
+    ],
+)
+def test_an_unknown_option_is_one_of_its_command(call, argv: tuple[str, ...], prog: str) -> None:
+    done = call(*argv)
+    told = f"{prog}: unrecognized arguments: -x\\x1b (see {prog} --help)\n"
+    assert (done.code, done.out, done.err) == (2, "", told)
+
+
 def test_an_internal_error_has_a_code_of_its_own(call, monkeypatch: pytest.MonkeyPatch) -> None:
     from minfer.commands import inspect
 

@@ -32,6 +32,7 @@ def test_a_plan_counts_layers() -> None:
         Stretch(CPU, range(5, 6)),
     )
     assert DevicePlan.parse(plan) is plan
+    assert DevicePlan.parse(" cpu:2 , cuda:3,cpu:1 ") == plan
     for one in ("cpu", CPU, "cpu:30"):
         assert DevicePlan.parse(one).stretches(30) == (Stretch(CPU, range(30)),)
 
@@ -41,12 +42,12 @@ def test_a_plan_counts_layers() -> None:
     [
         ("gpu", "0.3", "device 'gpu' is none of cpu, metal, cuda"),
         ("", "0.3", "device '' is none of"),
-        ("cpu:15,gpu:15", "0.3", "device 'gpu' is none of"),
+        ("cpu:15,gpu:15", "0.3", "'gpu' is none of cpu, metal, cuda, in 'cpu:15,gpu:15'"),
         ("cpu,cpu", "9.6", "device 'cpu,cpu': 'cpu' is no DEVICE:LAYERS"),
         ("cpu:1,", "9.6", "device 'cpu:1,': '' is no DEVICE:LAYERS"),
         ("cpu:0,cpu:2", "9.6", "'cpu:0' is no DEVICE:LAYERS"),
         ("cpu:-1,cpu:3", "9.6", "'cpu:-1' is no"),
-        ("cpu:1, cpu:1", "0.3", "device ' cpu' is none of"),
+        ("cpu:1 cpu:1", "9.6", "device 'cpu:1 cpu:1': 'cpu:1 cpu:1' is no"),
         ("cpu:1:1", "9.6", "'cpu:1:1' is no"),
         ("cpu:\u0661,cpu:1", "9.6", "such as cpu:10,cuda:20"),
         ("cpu:" + "9" * 5000, "9.6", "is no DEVICE:LAYERS"),

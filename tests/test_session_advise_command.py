@@ -19,6 +19,7 @@ from minfer.sessions import advice as module
 from minfer.sessions import picture
 from minfer.sessions.advice import Advice, Candidate, advise, by_layer, worst_heads
 from minfer.sessions.deviation import Deviation
+from minfer.sessions.wording import percent
 
 NOVEL = Path(__file__).parent / "data" / "austen-persuasion.txt"
 FORMATS = ("f16", "q8_0")
@@ -108,12 +109,12 @@ def test_text_for_people(call, tiny_gguf: Path, saved: Path, text: Path) -> None
     _, q8_0 = report["candidates"]
     versus = q8_0["versus"]
     (line,) = [line for line in lines if line.startswith("q8_0")]
+    agreed = percent(versus["top1_agreement"], 4)
     assert line.split()[3:] == [
         f"{versus['drift_max']:.3g}",
         f"{versus['kl_mean']:.2e}",
         f"{versus['kl_max']:.2e}",
-        f"{100 * versus['top1_agreement']:.2f}",
-        "%",
+        *agreed.split(),
     ]
     errors = np.array([q8_0["relative_rms"][which] for which in "kv"])
     which, layer, head = np.unravel_index(errors.argmax(), errors.shape)
@@ -133,7 +134,7 @@ def versus(kl_mean: float = 0.0, kl_max: float = 0.0, top1: float = 1.0) -> Vers
         ({"kl_mean": 0.01, "kl_max": 1.0, "top1": 0.95}, []),
         ({"kl_mean": 0.02}, ["mean KL 0.02 nats a token, limit 0.01"]),
         ({"kl_max": 1.5}, ["largest KL 1.5 nats, limit 1.0"]),
-        ({"top1": 0.9}, ["same likeliest token in 90.0%, limit 95%"]),
+        ({"top1": 0.9}, ["same likeliest token in 90.00 %, limit 95 %"]),
     ],
 )
 def test_what_speaks_against_a_format(figures: dict[str, float], told: list[str]) -> None:
@@ -141,7 +142,7 @@ def test_what_speaks_against_a_format(figures: dict[str, float], told: list[str]
     lost = Deviation(2)
     lost.lost = 3
     found = module._against(versus(**figures), {(0, "k"): lost})
-    assert found == ["3 elements of its rows overflow", *told]
+    assert found == ["overflow in 3 elements of its rows", *told]
 
 
 def test_the_smallest_format_that_nothing_speaks_against() -> None:
@@ -226,8 +227,10 @@ def test_refusals(call, tiny_gguf: Path, saved: Path, tmp_path: Path) -> None:
     write_tiny_gguf(other, seed=9)
     engine = Engine.load(tiny_gguf, n_ctx=8)
     engine.save(tmp_path / "odd.kv", {"stream_tokens": [1, "2"]})
+    engine.save(tmp_path / "new.kv", {"stream_tokens": []})
     for argv, code, told in (
         ((tiny_gguf, plain), 2, "does not tell its tokens (stream_tokens in the host's state)"),
+        ((tiny_gguf, tmp_path / "new.kv"), 2, "new.kv has no tokens; give --text or --tokens"),
         ((tiny_gguf, tmp_path / "odd.kv"), 3, "stream_tokens in its host part is no list of tok"),
         ((other, saved), 2, f"belongs to {tiny_gguf.name}"),
         ((tiny_gguf, saved, "--tokens", "5"), 2, "one token has nothing before it"),

@@ -157,7 +157,7 @@ def test_rows_that_are_not_finite(call, tmp_path: Path) -> None:
     report = json.loads(call(a, b, "--json").out)
     (plane,) = report["rows"][0]["planes"]
     assert plane["lost"] == 1 and plane["max_abs"] == 0.0
-    assert "    1 elements are finite in one file only" in call(a, b).out.splitlines()
+    assert "    finite in one file only: 1 element" in call(a, b).out.splitlines()
     assert call(b, b).code == 0
 
 

@@ -12,10 +12,11 @@ from saved_sessions import engine_session, kept_rows, told_store
 from stores import FORMATS, make_store
 
 from minfer import Refusal
+from minfer.commands.session_files import parse_layers
 from minfer.kv.session import pieces, reading
 from minfer.kv.session.header import HEADER, parse
 from minfer.sessions import rows as session_rows
-from minfer.sessions.extracting import parse_layers, write_session
+from minfer.sessions.extracting import write_session
 from minfer.sessions.opening import verified
 from minfer.sessions.proving import prove
 
@@ -122,7 +123,8 @@ def test_an_engine_goes_on_from_it_bitwise(tiny_gguf: Path, tmp_path: Path, keep
     with verified(tmp_path / "e.kv") as file:
         write_session(file, 1, tmp_path / "one.kv", keep_share=keep)
     other = engine.with_cache("f32")
-    assert [(proof.seq, proof.holds) for proof in prove(other, tmp_path / "one.kv")] == [(1, True)]
+    _, proofs = prove(other, tmp_path / "one.kv")
+    assert [(proof.seq, proof.holds) for proof in proofs] == [(1, True)]
     resumed = other.resume(tmp_path / "one.kv")
     assert resumed.bitwise and resumed.host == {}
     np.testing.assert_array_equal(other.decode(7, 1), wanted)

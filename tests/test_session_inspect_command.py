@@ -13,8 +13,9 @@ from saved_sessions import engine_session, header_changed, told_store
 from stores import FORMATS
 
 from minfer import kernels_numba
+from minfer.commands.columns import printable
 from minfer.commands.parser import build_parser
-from minfer.commands.session_text import printable, shades_of
+from minfer.commands.session_text import shades_of
 from minfer.format import cell_bytes
 from minfer.kv.runs import Counts, Entry, LastRow, Run, Share
 from minfer.kv.session import host
@@ -24,6 +25,7 @@ from minfer.kv.session.writing import write
 from minfer.kv.store import KvStore
 from minfer.sessions import advice
 from minfer.sessions.arena_map import ASCII, UNICODE, draw, legend
+from minfer.sessions.description import runs as described_runs
 from minfer.sessions.opening import verified
 from minfer.sessions.progress import bar
 
@@ -75,6 +77,24 @@ def test_json_tells_what_the_store_holds(call, tmp_path: Path, fmt: str) -> None
         None,
     ]
     assert "state" not in facts and facts["host"] == {"bytes": 4, "version": None}
+
+
+class Counted(dict[int, Entry]):
+    """Sequences that count how often they are gone through."""
+
+    walks = 0
+
+    def items(self):
+        self.walks += 1
+        return super().items()
+
+
+def test_readers_of_all_runs_are_found_in_one_walk() -> None:
+    entries = Counted({0: Entry(0, 2)} | {n: Entry(n, 2, Share(0, 1)) for n in range(1, 50)})
+    runs = {n: Run(n, 2 * n, 2, n) for n in range(50)}
+    told = described_runs(Tables(100, runs, entries, Counts(), 50))
+    assert told[0]["readers"] == list(range(1, 50)) and told[7]["readers"] == []
+    assert entries.walks == 1
 
 
 CELLS = {name: name for name in ("reserved", "orphaned", "written", "free_runs")}
@@ -254,6 +274,34 @@ def test_text_that_no_encoding_spells(call, tiny_gguf: Path, tmp_path: Path) -> 
     assert facts["state"] == {"name": "\ud800\x07"} and facts["model"]["name"] == "m?"
 
 
+def test_names_of_files_do_not_steer_a_terminal(call, saved: Path, tiny_gguf: Path) -> None:
+    odd = saved.with_name("a\x1b[2J\nb.kv")
+    engine_session(tiny_gguf, odd)
+    out, rows, copy = (odd.with_name(f"{n}\x1b\n{end}") for n, end in enumerate(ENDS))
+    for argv in (
+        ("inspect", odd),
+        ("verify", odd),
+        ("verify", odd, "--model-hash", tiny_gguf),
+        ("diff", odd, odd),
+        ("diff", odd, saved),
+        ("extract", odd, "--seq", 0, "-o", rows),
+        ("extract", odd, "--seq", 0, "-o", copy),
+        ("transcode", odd, out, "--n-ctx", 90),
+    ):
+        done = call(*argv)
+        assert done.code in (0, 1) and "\\x1b" in done.out and "\x1b" not in done.out + done.err
+        assert "\\n" in done.out.splitlines()[0]
+    for argv in (
+        *(("inspect", odd.with_name("no\x1b.kv")), ("transcode", odd, odd, "--n-ctx", 90)),
+        ("extract", odd, "--seq", 9, "-o", odd.with_name("c.kv")),
+    ):
+        done = call(*argv)
+        assert done.code == 2 and "\\x1b" in done.err and "\x1b" not in done.err
+
+
+ENDS = (".kv", ".npz", "of one.kv")
+
+
 def test_a_bar_counts_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     for show in (True, False):
         with bar(300, "working", " rows", show=show) as update:
@@ -286,18 +334,40 @@ def test_the_page_shows_commands_that_exist_and_names_every_option() -> None:
             assert f"--{name.replace('_', '-')}" in text, name
 
 
+def run_example(call: str) -> None:
+    """The Python of the page that has `call` in it."""
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (example,) = [text for text in examples if call in text]
+    exec(compile(example, PAGE.name, "exec"), {})
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("smollm2")
+def test_the_file_of_the_page_is_made_as_it_says(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "90")
+    run_example("engine.save")
+    found = call("inspect", "slots.kv").out
+    (shown,) = re.findall(r"inspect slots\.kv\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    told = [re.sub(r"logits \w+|(numbers|weights) .*|source \w+", "", t) for t in (found, shown)]
+    drop = re.compile(r"^ +device .*\n", re.MULTILINE)
+    assert drop.sub("", told[0]) == drop.sub("", told[1])
+
+
 def test_the_example_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, PAGE.name, "exec"), {})
+    run_example("store.save")
     assert capsys.readouterr().out == "32\nTrue\n"
     with verified("long.kv") as file:
         assert file.header.n_ctx == 128
 
 
 def test_limits_on_the_page_are_those_of_the_code() -> None:
-    told = "mean KL of at most 0.01 nats a token, no token above 1, the same likeliest token in at"
-    assert told in PAGE.read_text() and "least 95 %" in PAGE.read_text()
+    told = "mean KL of at most 0.01 nats a token, no token above 1, the same likeliest "
+    told += "token in at least 95 %"
+    assert told in " ".join(PAGE.read_text().split())
     assert (advice.KL_MEAN, advice.KL_MAX, advice.TOP1) == (0.01, 1.0, 0.95)

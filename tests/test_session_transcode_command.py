@@ -21,6 +21,7 @@ from minfer.kv.store import KvStore
 from minfer.sessions import rows as session_rows
 from minfer.sessions.opening import verified
 from minfer.sessions.transcoding import resized
+from minfer.sessions.wording import counted, percent
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_text_names_the_worst_layer(call, tmp_path: Path) -> None:
     assert lines[0] == (
         f"{tmp_path / 'b.kv'}: q8_0 on cpu, n_ctx 40, 3.0 KiB, from f32 on cpu, n_ctx 40, 9.6 KiB"
     )
-    share = f"({100 * worst['relative_rms']:.3g} % of the rows' own)"
+    share = f"({percent(worst['relative_rms'])} of the rows' own)"
     assert lines[2] == (
         f"  worst: {worst['which'].upper()} of layer {worst['layer']}, largest "
         f"{worst['max_abs']:.3g}, rms {worst['rms']:.3g} {share}"
@@ -183,6 +184,19 @@ def test_another_n_ctx_is_still_proved(tiny_gguf: Path, tmp_path: Path, call) ->
     assert proved.code == 0 and proved.out.count(" proved: token ") == 2
 
 
+def test_no_rows_are_told(call, tmp_path: Path) -> None:
+    KvStore(1, 4, 2, 32, cache_type="f32").save(tmp_path / "s.kv")
+    done = call(tmp_path / "s.kv", tmp_path / "out.kv", "--cache-type", "f16")
+    assert done.code == 0 and done.out.splitlines()[1:-1] == ["  no rows are written"]
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [counted(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+    told = [percent(share) for share in (0.000207, 0.00998, 0.01, 0.9828, 1.0, 12.34)]
+    assert told == ["0.0207 %", "0.998 %", "1.00 %", "98.3 %", "100 %", "1.23e+03 %"]
+    assert [percent(0.973, 4), percent(0.95, 2)] == ["97.30 %", "95 %"]
+
+
 def test_elements_that_overflow_are_counted(call, tmp_path: Path) -> None:
     store = make_store("f32", 4, 1)
     store.reserve(0, 4)
@@ -199,9 +213,9 @@ def test_refusals(call, tmp_path: Path) -> None:
     path, out = tmp_path / "s.kv", tmp_path / "out.kv"
     told_store().store.save(path)
     for argv, told in (
-        ((), "is f32 on cpu with n_ctx 40 as it is; give another --cache-type"),
+        ((), "is f32 on cpu with n_ctx 40 as it is; give another cache type, device or n_ctx"),
         (("--cache-type", "f32", "--device", "cpu", "--n-ctx", 40), "as it is"),
-        (("--cache-type", "q8"), "cache type 'q8' is none of"),
+        (("--cache-type", "q4_0"), "invalid choice: 'q4_0'"),
         (("--n-ctx", 0), "n_ctx 0 is below 1"),
         (("--n-ctx", 2**31), "is above 2147483647"),
     ):

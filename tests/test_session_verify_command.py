@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from minfer.resuming import Resumed
 from saved_sessions import engine_session, header_changed, row_changed, told_store
 from stores import FORMATS
 from tiny_models import write_tiny_gguf
@@ -96,11 +97,31 @@ def test_proof_holds_where_rows_are_shared(call, tiny_gguf: Path, tmp_path: Path
     assert "  not provable, as no logits were kept: seq 2" in done.out
 
 
+def test_a_proof_loads_the_file_once_and_again_for_each(
+    call, tiny_gguf: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resume, loaded = Engine.resume, []
+
+    def counting(engine: Engine, path: Path) -> Resumed:
+        loaded.append(path)
+        return resume(engine, path)
+
+    monkeypatch.setattr(Engine, "resume", counting)
+    assert len(json.loads(call(saved, "--prove", tiny_gguf, "--json").out)["proofs"]) == 2
+    assert loaded == 3 * [saved]
+
+
+def test_nothing_is_printed_of_a_file_that_is_refused(call, saved: Path, tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "other.gguf", seed=7)
+    done = call(saved, "--prove", tmp_path / "other.gguf")
+    assert (done.code, done.out) == (2, "")
+
+
 def test_a_proof_leaves_the_session_as_it_was(tiny_gguf: Path, saved: Path) -> None:
     engine = engine_session(tiny_gguf, saved)
     wanted = engine.store.digest()
     other = engine.with_cache("f32")
-    assert [proof.holds for proof in prove(other, saved)] == [True, True]
+    assert [proof.holds for proof in prove(other, saved)[1]] == [True, True]
     assert other.store.digest() == wanted
     other.store.check()
 
@@ -225,4 +246,4 @@ def test_smollm2_is_proved(call, smollm2: Path, tmp_path: Path) -> None:
     assert done.code == 0 and done.out.count(" proved: token ") == 2
     assert f"weights   equal, {engine.model_hash}" in done.out
     row_changed(path, layer=3, which=0, row=1, byte=2, by=0x40)
-    assert [proof.holds for proof in prove(engine, path)] == [False, False]
+    assert [proof.holds for proof in prove(engine, path)[1]] == [False, False]

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as missing:
         if missing.name not in EXTRAS:
             raise
-        way_out = f"pip install 'minfer[{EXTRAS[missing.name]}]'"
+        way_out = f"pip install -e '.[{EXTRAS[missing.name]}]'"
         print(f"{missing.name} is not installed; {way_out}", file=sys.stderr)
         return Refusal.exit_code
     except ChildFailed as failure:

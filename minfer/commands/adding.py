@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from minfer.commands.columns import printable
 from minfer.errors import Refusal
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
+    """A parser whose complaints are one line, and of the command that they are about."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(Refusal.exit_code, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        what = f"{self.prog}: {printable(message)} (see {self.prog} --help)\n"
+        self.exit(Refusal.exit_code, what)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always, but nothing is left over for the parser above to complain of."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
 
 
 def add(

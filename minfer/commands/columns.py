@@ -1,4 +1,4 @@
-"""Tables in plain text."""
+"""Plain text: tables, and texts from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
         for row in rows
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def printable(text: str) -> str:
+    """As it is, but for line ends and characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

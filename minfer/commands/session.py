@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from minfer.commands import session_diff, session_text
+from minfer.commands.columns import printable
 from minfer.commands.loading import load_engine, shows_bar
 from minfer.errors import Refusal
 from minfer.kv.session.header import VERSION
@@ -18,6 +19,7 @@ from minfer.sessions.comparing import compare
 from minfer.sessions.description import describe
 from minfer.sessions.opening import verified
 from minfer.sessions.proving import Proof, compare_weights, provable, prove, refuse_unprovable
+from minfer.sessions.wording import counted
 
 NO = 1  # exit code: the answer is no
 
@@ -50,27 +52,28 @@ def verify(args: argparse.Namespace) -> int:
         raise Refusal("0.3", message)
     with verified(args.file, progress=shows_bar(args)) as file:
         report: dict[str, Any] = {"file": file.where, "bytes": file.size, "sound": True}
-        report["checked"] = checked = _checked(file)
+        report["checked"] = _checked(file)
         if args.prove is not None:
             refuse_unprovable(file)
-        if not args.json:
-            print(f"{file.where}: sound")
-            print("\n".join(f"  {name:9} {what}" for name, what in checked.items()))
-        holds = True
         if args.model_hash is not None:
-            holds &= _compare_weights(args, file, report)
+            model = resolve_model(args.model_hash)
+            found = compare_weights(file, model, progress=shows_bar(args))
+            report["weights"] = {**asdict(found), "equal": found.equal}
         if args.prove is not None:
-            holds &= _prove(args, file, report)
-    if args.json:
-        print(json.dumps(report))
-    return 0 if holds else NO
+            report |= _proved(args, file)
+    print(json.dumps(report) if args.json else _as_text(report, args.model_hash))
+    holds = report.get("weights", {}).get("equal", True)
+    return 0 if holds and all(proof["holds"] for proof in report.get("proofs", [])) else NO
 
 
 def _checked(file: SessionFile) -> dict[str, str]:
     """What was looked at, in words."""
     header, counts = file.header, file.header.counts
-    told = ", ".join(_counted(n, name) for name, n in counts.items() if name != "counters")
-    rows = f"K and V of {header.n_rows} cells of {header.cell_bytes} bytes in {header.n_layer}"
+    told = ", ".join(
+        counted(n, name.removesuffix("s")) for name, n in counts.items() if name != "counters"
+    )
+    rows = f"K and V of {counted(header.n_rows, 'cell')} of {header.cell_bytes} bytes in "
+    rows += counted(header.n_layer, "layer")
     part = file.host_part
     kept = "as an engine writes it, "
     kept += "its facts of numbers those of the fingerprint" if part.facts else "no facts of numbers"
@@ -79,52 +82,55 @@ def _checked(file: SessionFile) -> dict[str, str]:
         "size": f"{file.size} bytes, as the header says",
         "checksum": f"xxh3-128 {file.checksum.hex()} of all before it",
         "tables": f"{told}: no contradiction",
-        "rows": f"{rows} layers; bytes that hold no element are zero",
+        "rows": f"{rows}; bytes that hold no element are zero",
         "host": f"{header.host_bytes} bytes" + (f", {kept}" if part.version is not None else ""),
     }
 
 
-def _counted(n: int, names: str) -> str:
-    return f"{n} {names.removesuffix('s') if n == 1 else names}"
+def _proved(args: argparse.Namespace, file: SessionFile) -> dict[str, Any]:
+    """What comes of the last rows, by the model that was named on the device of the file."""
+    named = {"model": args.prove, "device": file.header.backend_name}
+    loading = argparse.Namespace(**{**vars(args), **named})
+    engine = load_engine(loading, file.header.fmt, file.header.n_ctx)
+    resumed, proofs = prove(engine, file.path)
+    return {
+        "proofs": [_as_json(proof) for proof in proofs],
+        "bitwise": resumed.bitwise,
+        "differs": resumed.differs,
+        "not_provable": sorted(file.tables.entries.keys() - provable(file.tables)),
+    }
 
 
-def _compare_weights(args: argparse.Namespace, file: SessionFile, report: dict[str, Any]) -> bool:
-    found = compare_weights(file, resolve_model(args.model_hash), progress=shows_bar(args))
-    report["weights"] = {**asdict(found), "equal": found.equal}
-    if not args.json:
-        other = f"others: the session tells {found.told} and {args.model_hash} has {found.found}"
-        if not found.same_fingerprint:
-            other += ", and the fingerprints of metadata and samples differ"
-        print(f"  weights   {'equal, ' + found.told if found.equal else other}")
-    return found.equal
+def _as_text(report: dict[str, Any], model: str | None) -> str:
+    """A line for everything that was looked at, and a sequence each."""
+    lines = [f"{printable(report['file'])}: sound"]
+    lines += [f"  {name:9} {what}" for name, what in report["checked"].items()]
+    if "weights" in report:
+        lines.append(f"  weights   {printable(_weights(report['weights'], model))}")
+    if not report.get("bitwise", True):
+        lines.append(f"  numbers   others than those of the save: {report['differs']}")
+    lines += [f"  seq {proof['seq']:<5} {_told(proof)}" for proof in report.get("proofs", [])]
+    if without := report.get("not_provable"):
+        named = ", ".join(f"seq {seq}" for seq in without)
+        lines.append(f"  not provable, as no logits were kept: {named}")
+    return "\n".join(lines)
 
 
-def _prove(args: argparse.Namespace, file: SessionFile, report: dict[str, Any]) -> bool:
-    """A line a sequence; whether all that can be proved hold."""
-    args.model, args.device = args.prove, file.header.backend_name
-    engine = load_engine(args, file.header.fmt, file.header.n_ctx)
-    resumed = engine.resume(file.path)
-    proofs: list[Proof] = []
-    if not args.json and not resumed.bitwise:
-        print(f"  numbers   others than those of the save: {resumed.differs}")
-    for proof in prove(engine, file.path):
-        proofs.append(proof)
-        if not args.json:
-            print(f"  seq {proof.seq:<5} {_told(proof)}", flush=True)
-    without = sorted(file.tables.entries.keys() - provable(file.tables))
-    report["proofs"] = [_as_json(proof) for proof in proofs]
-    report |= {"bitwise": resumed.bitwise, "differs": resumed.differs, "not_provable": without}
-    if without and not args.json:
-        print(f"  not provable, as no logits were kept: {', '.join(f'seq {s}' for s in without)}")
-    return all(proof.holds for proof in proofs)
+def _weights(found: dict[str, Any], model: str | None) -> str:
+    if found["equal"]:
+        return f"equal, {found['told']}"
+    others = f"others: the session tells {found['told']} and {model} has {found['found']}"
+    if not found["same_fingerprint"]:
+        others += ", and the fingerprints of metadata and samples differ"
+    return others
 
 
-def _told(proof: Proof) -> str:
-    what = f"token {proof.last.token} by {proof.last.kind} at position {proof.position}"
-    if proof.holds:
-        return f"proved: {what} gives the saved row and logits {proof.logits:016x}"
-    row = "the saved row" if proof.same_row else "another row"
-    logits = f"logits {proof.logits:016x}, saved were {proof.last.logits:016x}"
+def _told(proof: dict[str, Any]) -> str:
+    what = f"token {proof['token']} by {proof['kind']} at position {proof['position']}"
+    if proof["holds"]:
+        return f"proved: {what} gives the saved row and logits {proof['logits']}"
+    row = "the saved row" if proof["same_row"] else "another row"
+    logits = f"logits {proof['logits']}, saved were {proof['saved_logits']}"
     return f"NOT proved: {what} gives {row} and {logits}"
 
 

@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import Any
 
-from minfer.commands.columns import aligned
+from minfer.commands.columns import aligned, printable
 from minfer.commands.loading import load_engine, note_long_context, shows_bar
 from minfer.commands.reading import read_text
+from minfer.commands.writing import refuse_target
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -16,12 +17,14 @@ from minfer.kv.checks import whole_number
 from minfer.kv.session.header import ANY
 from minfer.kv.session.loading import refuse_other_model
 from minfer.kv.session.pieces import WHICH
+from minfer.kv.session.reading import SessionFile
 from minfer.memory import human
 from minfer.ops import DECODE, PREFILL
 from minfer.sessions import picture
 from minfer.sessions.advice import (
     KL_MAX,
     KL_MEAN,
+    TOKENS,
     TOP1,
     Advice,
     Candidate,
@@ -30,7 +33,8 @@ from minfer.sessions.advice import (
     session_tokens,
     worst_heads,
 )
-from minfer.sessions.opening import refuse_target, verified
+from minfer.sessions.opening import verified
+from minfer.sessions.wording import percent
 
 WORST = 5  # heads that are shown
 FEW = 256  # tokens
@@ -42,12 +46,12 @@ def advise_session(args: argparse.Namespace) -> None:
         whole_number(args.max_tokens, "--max-tokens", "10", low=2)
     if args.plot is not None:
         picture.refuse_without_matplotlib(args.plot)
-        refuse_target(args.plot, (args.file,), force=args.force)
+        refuse_target(args.plot, args.file, force=args.force)
     text = None if args.text is None else read_text(args.text)
     with verified(args.file, progress=shows_bar(args)) as file:
         given = None if args.tokens is None else _ids(args.tokens)
         if text is None and given is None:
-            given = session_tokens(file)
+            given = _told(file)
         engine = load_engine(args, KvFormat.F32, 1)
         if file.header.model != ANY:  # a store without one may be of any text
             refuse_other_model(file, engine.store.identity())
@@ -63,6 +67,18 @@ def advise_session(args: argparse.Namespace) -> None:
         return
     print(_text(found, engine, kind))
     note_long_context(engine)
+
+
+def _told(file: SessionFile) -> list[int]:
+    """The session's own tokens; refused where it has none."""
+    tokens = session_tokens(file)
+    if not tokens:
+        what = "has no tokens"
+        if tokens is None:
+            what = f"does not tell its tokens ({TOKENS} in the host's state)"
+        message = f"{file.where} {what}; give --text or --tokens"
+        raise Refusal("8.6", message, {"path": file.where})
+    return tokens
 
 
 def _ids(text: str) -> list[int]:
@@ -95,7 +111,7 @@ def _candidate_json(one: Candidate) -> dict[str, Any]:
 
 def _text(found: Advice, engine: Engine, kind: str) -> str:
     parts = [
-        f"{found.n_tokens} tokens replayed by {kind} with {engine.path.name}",
+        f"{found.n_tokens} tokens replayed by {kind} with {printable(engine.path.name)}",
         _formats(found),
         _layers(found),
         *(_worst(one) for one in found.candidates if one.planes),
@@ -112,7 +128,7 @@ def _formats(found: Advice) -> str:
         figures = ["cannot be used", "", "", ""]
         if v is not None:
             figures = [f"{v.drift_max:.3g}", f"{v.kl_mean:.2e}", f"{v.kl_max:.2e}"]
-            figures.append(f"{100 * v.top1_agreement:.2f} %")
+            figures.append(percent(v.top1_agreement, 4))
         rows.append([one.fmt.value, human(one.cache_bytes), *figures])
     return aligned(rows)
 
@@ -123,13 +139,13 @@ def _layers(found: Advice) -> str:
     rows = [["layer", *(f"{one.fmt} {which.upper()}" for one in shown for which in WHICH)]]
     for layer in sorted({layer for one in shown for layer, _ in one.planes}):
         errors = (one.planes[layer, which].relative for one in shown for which in WHICH)
-        rows.append([str(layer), *(f"{100 * error:.3g} %" for error in errors)])
+        rows.append([str(layer), *(percent(error) for error in errors)])
     return f"rms error of rows, relative to their own\n{aligned(rows)}"
 
 
 def _worst(one: Candidate) -> str:
     heads = [
-        f"{which.upper()} of layer {layer}, head {head}: {100 * error:.3g} %"
+        f"{which.upper()} of layer {layer}, head {head}: {percent(error)}"
         for layer, which, head, error in worst_heads(one, WORST)
     ]
     return "\n  ".join([f"worst heads with {one.fmt}", *heads])
@@ -144,7 +160,7 @@ def _advice(found: Advice) -> str:
             lines[0] += (
                 f", {found.cache_bytes / one.cache_bytes:.2f} times smaller than f32: mean KL "
                 f"{v.kl_mean:.2g} (limit {KL_MEAN}), largest {v.kl_max:.2g} (limit {KL_MAX}), same "
-                f"likeliest token in {v.top1_agreement:.1%} (limit {TOP1:.0%})"
+                f"likeliest token in {percent(v.top1_agreement, 4)} (limit {percent(TOP1, 2)})"
             )
         elif one.against:
             lines.append(f"not {one.fmt}: {'; '.join(one.against)}")

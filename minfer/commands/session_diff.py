@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from minfer.commands.columns import aligned
-from minfer.commands.session_text import printable
+from minfer.commands.columns import aligned, printable
 from minfer.kv.session.pieces import WHICH
 from minfer.sessions.comparing import ComparedRows, Comparison, Pair, differing, flat
 from minfer.sessions.deviation import Deviation, planes_json
+from minfer.sessions.wording import counted
 
 
 def as_json(found: Comparison, a: str, b: str) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def _rows_json(rows: ComparedRows) -> dict[str, Any]:
 
 def as_text(found: Comparison, a: str, b: str) -> str:
     """A line for everything that differs, then the rows."""
+    a, b = printable(a), printable(b)
     if found.equal:
         return f"{a} and {b} are equal, byte for byte"
     lines = [f"{a} and {b} differ"]
@@ -81,4 +82,4 @@ def _figures(deviation: Deviation | None) -> list[str]:
 
 def _lost(rows: ComparedRows) -> list[str]:
     lost = sum(deviation.lost for deviation in rows.planes.values())
-    return [f"    {lost} elements are finite in one file only"] if lost else []
+    return [f"    finite in one file only: {counted(lost, 'element')}"] if lost else []

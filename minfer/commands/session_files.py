@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from minfer.commands.columns import printable
 from minfer.commands.loading import shows_bar
+from minfer.commands.writing import refuse_target
 from minfer.errors import Refusal
 from minfer.kv.session.header import Header
 from minfer.memory import human
 from minfer.sessions.deviation import Deviation, planes_json
-from minfer.sessions.extracting import parse_layers, write_arrays, write_session
-from minfer.sessions.opening import refuse_target, verified
+from minfer.sessions.extracting import write_arrays, write_session
+from minfer.sessions.opening import verified
 from minfer.sessions.transcoding import Transcoded, transcode
+from minfer.sessions.wording import counted, percent
 
 ARRAYS, SESSION = ".npz", ".kv"
 
@@ -24,7 +27,7 @@ def extract_sequence(args: argparse.Namespace) -> None:
     """Write one sequence as arrays or as a session, whatever the name of the output ends in."""
     kind = Path(args.output).suffix
     _refuse_options(args, kind)
-    refuse_target(args.output, (args.file,), force=args.force)
+    refuse_target(args.output, args.file, force=args.force)
     report: dict[str, Any] = {"file": args.file, "seq": args.seq, "output": args.output}
     with verified(args.file, progress=shows_bar(args)) as file:
         if kind == ARRAYS:
@@ -43,9 +46,10 @@ def extract_sequence(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(report))
         return
-    what = f"{len(report['arrays'])} arrays" if kind == ARRAYS else "a session of its own"
+    output, rows = printable(args.output), counted(report["rows"], "row")
+    what = counted(len(report["arrays"]), "array") if kind == ARRAYS else "a session of its own"
     size = human(Path(args.output).stat().st_size)
-    print(f"{args.output}: sequence {args.seq}, {report['rows']} rows, {what}, {size}")
+    print(f"{output}: sequence {args.seq}, {rows}, {what}, {size}")
     if state:
         note = "note: the host's state stayed behind; it may be that of another sequence"
         print(note, file=sys.stderr)
@@ -64,9 +68,28 @@ def _refuse_options(args: argparse.Namespace, kind: str) -> None:
             raise Refusal("0.3", f"{option} changes nothing for {kind} files; leave it out")
 
 
+def parse_layers(text: str | None, n_layer: int) -> list[int]:
+    """`0,3-5` as [0, 3, 4, 5]; None for all. Refuses what is no such list, and other layers."""
+    if text is None:
+        return list(range(n_layer))
+    layers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        ends = [first, last if dash else first]
+        numbers = [int(end) if end.isdecimal() and len(end) < 10 else n_layer for end in ends]
+        if not numbers[0] <= numbers[1] < n_layer:
+            raise Refusal(
+                "0.3",
+                f"--layers {text!r}: {part!r} names no layers of 0 to {n_layer - 1}; write 0,3-5",
+                {"layers": text, "n_layer": n_layer},
+            )
+        layers.update(range(numbers[0], numbers[1] + 1))
+    return sorted(layers)
+
+
 def transcode_file(args: argparse.Namespace) -> None:
     """Write the new file, and say what that did to the rows."""
-    refuse_target(args.output, (args.file,), force=args.force)
+    refuse_target(args.output, args.file, force=args.force)
     with verified(args.file, progress=shows_bar(args)) as file:
         made = transcode(
             file,
@@ -105,18 +128,22 @@ def _header_json(header: Header) -> dict[str, Any]:
 
 
 def _as_text(made: Transcoded, args: argparse.Namespace) -> str:
-    lines = [f"{args.output}: {_header_text(made.new)}, from {_header_text(made.old)}"]
+    lines = [f"{printable(args.output)}: {_header_text(made.new)}, from {_header_text(made.old)}"]
     if made.moved:
         lines.append(f"  runs packed, {made.moved} moved")
-    if not made.planes:
+    if made.new.fmt is made.old.fmt:
         lines.append("  cells are those of the old file, byte for byte")
+    elif not made.new.n_rows:
+        lines.append("  no rows are written")
     else:
         total = _total(made)
         (layer, which), worst = max(made.planes.items(), key=lambda item: item[1].relative)
         lines.append(f"  error: {_figures(total)}")
         lines.append(f"  worst: {which.upper()} of layer {layer}, {_figures(worst)}")
         if total.lost:
-            lines.append(f"  {total.lost} elements overflowed: finite in the old file only")
+            lines.append(
+                f"  {counted(total.lost, 'element')} overflowed: finite in the old file only"
+            )
     how = "as exactly as the old file" if made.bitwise else "but not bitwise: numbers are others"
     return "\n".join([*lines, f"  it resumes, {how}"])
 
@@ -127,5 +154,5 @@ def _header_text(header: Header) -> str:
 
 
 def _figures(of: Deviation) -> str:
-    share = f"{100 * of.relative:.3g} % of the rows' own"
-    return f"largest {of.max_abs:.3g}, rms {of.rms:.3g} ({share})"
+    share = percent(of.relative)
+    return f"largest {of.max_abs:.3g}, rms {of.rms:.3g} ({share} of the rows' own)"

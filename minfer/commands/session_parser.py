@@ -6,7 +6,9 @@ import argparse
 
 from minfer.commands.adding import Parser, add
 from minfer.commands.options import DEVICES, add_device, add_model, add_numbers
+from minfer.format import KvFormat
 
+FORMATS = [fmt.value for fmt in KvFormat]
 Tools = argparse._SubParsersAction  # of `Parser`
 
 
@@ -112,7 +114,7 @@ def _add_transcode(tools: Tools[Parser]) -> None:
     )
     _add_file(p)
     p.add_argument("output", metavar="OUT", help="the new file")
-    p.add_argument("--cache-type", metavar="T", help="f32, f16 or q8_0; default that of FILE")
+    p.add_argument("--cache-type", choices=FORMATS, help="default that of FILE")
     p.add_argument("--device", choices=DEVICES, help="that will load it; default that of FILE")
     p.add_argument("--n-ctx", type=int, metavar="N", help="cells; default those of FILE")
     _add_force(p)

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from minfer.commands.columns import aligned
+from minfer.commands.columns import aligned, printable
 from minfer.kv.session.tables import Tables
 from minfer.memory import human
 from minfer.ops import OPS
 from minfer.sessions.arena_map import ASCII, UNICODE, Shades, draw, legend
 from minfer.sessions.description import Facts
+from minfer.sessions.wording import counted
 
 
 def summary(facts: Facts) -> str:
@@ -30,22 +31,18 @@ def summary(facts: Facts) -> str:
         ("cells", ", ".join(_counted(facts["cells"]))),
         ("so far", ", ".join(f"{_words(name)} {n}" for name, n in facts["counters"].items())),
     ]
-    first = f"{facts['file']}: session of version {facts['version']}, {human(facts['bytes'])}"
+    kind = f"session of version {facts['version']}, {human(facts['bytes'])}"
+    first = f"{printable(facts['file'])}: {kind}"
     return "\n".join([first, *(f"  {name:8} {printable(text)}" for name, text in rows if text)])
 
 
 def _cache(facts: Facts) -> str:
-    heads = f"{facts['n_head_kv']} heads of {facts['head_dim']}"
+    heads = f"{counted(facts['n_head_kv'], 'head')} of {facts['head_dim']}"
     return (
-        f"{facts['cache_type']} on {facts['backend']}: {facts['n_layer']} layers, "
-        f"{facts['n_ctx']} cells of {facts['cell_bytes']} bytes for {heads}, "
+        f"{facts['cache_type']} on {facts['backend']}: {counted(facts['n_layer'], 'layer')}, "
+        f"{counted(facts['n_ctx'], 'cell')} of {facts['cell_bytes']} bytes for {heads}, "
         f"{facts['n_rows']} written"
     )
-
-
-def printable(text: str) -> str:
-    """As it is, but for characters that a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _named(name: str, fingerprint: str | None, without: str) -> str:
@@ -86,7 +83,7 @@ def tables(facts: Facts) -> str:
     for seq in facts["sequences"]:
         spans = ", ".join(f"{cell}-{cell + n - 1}" for _, cell, n in seq["spans"])
         share, last = seq["share"], seq["last"]
-        shared = f"{share['rows']} rows of run {share['run']}" if share else "-"
+        shared = f"{counted(share['rows'], 'row')} of run {share['run']}" if share else "-"
         fed = "-"
         if last:
             digest = f", logits {last['logits']}" if last["logits"] else ""

@@ -18,6 +18,7 @@ from minfer.prompts import checked_prompt
 from minfer.sessions.deviation import Deviation, Planes
 from minfer.sessions.progress import bar
 from minfer.sessions.rows import Codec
+from minfer.sessions.wording import counted, percent
 
 NARROW = (KvFormat.F16, KvFormat.Q8_0)  # the smallest last
 KL_MEAN, KL_MAX, TOP1 = 0.01, 1.0, 0.95  # what a format may cost at most; of top-1, at least
@@ -54,17 +55,12 @@ class Advice:
         return good[-1] if good else KvFormat.F32
 
 
-def session_tokens(file: SessionFile) -> list[int]:
-    """The tokens that the host of a session says its rows are of; refused where it does not."""
+def session_tokens(file: SessionFile) -> list[int] | None:
+    """The tokens that the host of a session says its rows are of; None where it does not."""
     part = file.host_part
     state = {} if part.version is None else part.state(file.where)
     if TOKENS not in state:
-        raise Refusal(
-            "8.6",
-            f"{file.where} does not tell its tokens ({TOKENS} in the host's state); give --text "
-            "or --tokens",
-            {"path": file.where},
-        )
+        return None
     tokens = state[TOKENS]
     if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
         raise damaged(file.where, f"{TOKENS} in its host part is no list of token ids")
@@ -148,13 +144,14 @@ def _planes(engine: Engine, fmt: KvFormat) -> Planes:
 def _against(versus: Versus, planes: Planes) -> list[str]:
     """What speaks against a format, with the limit that it misses."""
     lost = sum(deviation.lost for deviation in planes.values())
-    found = [f"{lost} elements of its rows overflow"] if lost else []
+    found = [f"overflow in {counted(lost, 'element')} of its rows"] if lost else []
     if versus.kl_mean > KL_MEAN:
         found.append(f"mean KL {versus.kl_mean:.2g} nats a token, limit {KL_MEAN}")
     if versus.kl_max > KL_MAX:
         found.append(f"largest KL {versus.kl_max:.2g} nats, limit {KL_MAX}")
     if versus.top1_agreement < TOP1:
-        found.append(f"same likeliest token in {versus.top1_agreement:.1%}, limit {TOP1:.0%}")
+        same, least = percent(versus.top1_agreement, 4), percent(TOP1, 2)
+        found.append(f"same likeliest token in {same}, limit {least}")
     return found
 
 

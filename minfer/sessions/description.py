@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from minfer.kv.runs import FREE, Entry, Run, rows_read, span_list
+from minfer.kv.runs import FREE, Entry, rows_read, span_list
 from minfer.kv.session.header import ANY, VERSION, Header
 from minfer.kv.session.host import line
 from minfer.kv.session.reading import SessionFile
@@ -73,20 +73,24 @@ def sizes(header: Header) -> dict[str, int]:
 
 def runs(tables: Tables) -> list[Facts]:
     """In the order of the arena. rows: somebody reads. readers: sequences that share rows of it."""
-    rows = rows_read(tables.entries.values())
+    rows, readers = rows_read(tables.entries.values()), _readers(tables)
     return [
         {
             **{"id": run.id, "start": run.start, "cap": run.cap, "rows": rows.get(run.id, 0)},
             "owner": run.owner,
-            "readers": _readers(run, tables),
+            "readers": readers.get(run.id, []),
         }
         for run in sorted(tables.runs.values(), key=lambda run: run.start)
     ]
 
 
-def _readers(run: Run, tables: Tables) -> list[int]:
-    shares = ((seq, entry.share) for seq, entry in tables.entries.items())
-    return [seq for seq, share in shares if share is not None and share.run == run.id]
+def _readers(tables: Tables) -> dict[int, list[int]]:
+    """The sequences that share rows of a run, by run."""
+    found: dict[int, list[int]] = {}
+    for seq, entry in tables.entries.items():
+        if entry.share is not None:
+            found.setdefault(entry.share.run, []).append(seq)
+    return found
 
 
 def _sequence(seq: int, entry: Entry, tables: Tables) -> Facts:

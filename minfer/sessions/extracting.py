@@ -12,7 +12,6 @@ from typing import IO, Any, cast
 import numpy as np
 
 from minfer import atomic
-from minfer.errors import Refusal
 from minfer.format import Bytes
 from minfer.kv.runs import Counts, Entry, Run, Share
 from minfer.kv.session.header import Header
@@ -26,25 +25,6 @@ from minfer.sessions.rows import Codec, at_once, cells_at, cut, refuse_unknown, 
 
 FLOAT, INT = np.dtype("<f4"), np.dtype("<i4")
 Plane = tuple[int, int]  # layer, and which of `WHICH`
-
-
-def parse_layers(text: str | None, n_layer: int) -> list[int]:
-    """`0,3-5` as [0, 3, 4, 5]; None for all. Refuses what is no such list, and other layers."""
-    if text is None:
-        return list(range(n_layer))
-    layers: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        ends = [first, last if dash else first]
-        numbers = [int(end) if end.isdecimal() and len(end) < 10 else n_layer for end in ends]
-        if not numbers[0] <= numbers[1] < n_layer:
-            raise Refusal(
-                "0.3",
-                f"--layers {text!r}: {part!r} names no layers of 0 to {n_layer - 1}; write 0,3-5",
-                {"layers": text, "n_layer": n_layer},
-            )
-        layers.update(range(numbers[0], numbers[1] + 1))
-    return sorted(layers)
 
 
 def write_arrays(

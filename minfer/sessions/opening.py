@@ -1,14 +1,12 @@
-"""Files that tools read and write."""
+"""Files that tools read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from minfer import numerics
-from minfer.errors import Refusal
 from minfer.kv.session.header import damaged
 from minfer.kv.session.reading import SessionFile
 from minfer.sessions.progress import bar
@@ -37,20 +35,3 @@ def _check_host(file: SessionFile) -> None:
     if part.facts and numerics.fingerprint(part.facts) != file.header.numerics:
         what = "its host part tells other facts of numbers than those of its fingerprint"
         raise damaged(file.where, what)
-
-
-def refuse_target(target: str | Path, sources: tuple[str | Path, ...], *, force: bool) -> None:
-    """Refuse to write over a source, and over any file without `force`."""
-    for source in sources:
-        if os.path.realpath(source) == os.path.realpath(target):
-            raise Refusal(
-                "0.3",
-                f"{target} is the file that is read; give the new file another name",
-                {"path": str(target)},
-            )
-    if os.path.lexists(target) and not force:
-        raise Refusal(
-            "0.3",
-            f"{target} exists; give another name, or --force to replace it",
-            {"path": str(target)},
-        )

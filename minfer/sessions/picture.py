@@ -17,7 +17,7 @@ from minfer.sessions.advice import Advice, by_layer
 def refuse_without_matplotlib(path: str) -> None:
     """Refuse before minutes of work: a name that is no .png, and a missing library."""
     if Path(path).suffix != ".png":
-        raise Refusal("0.3", f"--plot {path} is no name of a .png file", {"path": path})
+        raise Refusal("0.3", f"{path} is no name of a .png file", {"path": path})
     if importlib.util.find_spec("matplotlib") is None:
         raise Refusal("0.2", "matplotlib is not installed; pip install 'minfer[bench]'")
 

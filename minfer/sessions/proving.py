@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.engine import Engine
+from minfer.engine_session import Resumed
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
@@ -17,6 +17,7 @@ from minfer.kv.session.tables import Tables
 from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
 from minfer.sessions.opening import verified
+from minfer.sessions.wording import counted
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,31 @@ def refuse_unprovable(file: SessionFile) -> None:
     """Refuse a file that tells of no sequence what its last row's logits were."""
     if not provable(file.tables):
         n = len(file.tables.entries)
+        of = counted(n, "sequence")
         raise Refusal(
             "8.5",
-            f"{file.where} keeps the logits of no last row, of {n} sequences, so nothing can be "
+            f"{file.where} keeps the logits of no last row, of {of}, so nothing can be "
             "proved; an engine's save keeps them unless rows were cut or removed since, and "
             "`minfer session transcode` drops them",
             {"sequences": n},
         )
 
 
-def prove(engine: Engine, path: str | Path) -> Iterator[Proof]:
-    """Make the last row of every provable sequence again; the file is loaded for each of them.
+def prove(engine: Engine, path: str | Path) -> tuple[Resumed, list[Proof]]:
+    """Make the last row of every provable sequence again; what a resume of the file said, too.
 
-    Others are released meanwhile, so that there is room for a row that they share.
+    The file is loaded again after each. Other sequences are released meanwhile, so that there is
+    room for a row that they share.
     """
     with verified(path) as file:
         entries = file.tables.entries  # not the store's: it forgets logits of other numbers
         lasts = {seq: entries[seq].last for seq in provable(file.tables)}
-    engine.resume(path)
+    resumed, proofs = engine.resume(path), []
     for seq, last in lasts.items():
         assert last is not None
-        yield _again(engine, seq, last)
+        proofs.append(_again(engine, seq, last))
         engine.resume(path)
+    return resumed, proofs
 
 
 def _again(engine: Engine, seq: int, last: LastRow) -> Proof:

@@ -63,7 +63,7 @@ def transcode(
         raise Refusal(
             "0.3",
             f"{file.where} is {fmt} on {old.backend_name} with n_ctx {cells} as it is; give "
-            "another --cache-type, --device or --n-ctx",
+            "another cache type, device or n_ctx",
             {"cache_type": fmt.value, "backend": old.backend_name, "n_ctx": cells},
         )
     tables = resized(file.tables, cells, file.where)
