@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from minfer.resuming import Resumed
 from saved_sessions import engine_session, header_changed, row_changed, told_store
 from stores import FORMATS
 from tiny_models import write_tiny_gguf
 
 from minfer import Engine, Refusal
+from minfer.engine_session import Resumed
 from minfer.kv.session import host
 from minfer.kv.session.header import ANY
 from minfer.kv.session.reading import SessionFile
