@@ -20,6 +20,7 @@ from typing import Any
 
 from minfer.errors import Refusal
 from minfer.memory import human
+from minfer.uninterrupted import Uninterrupted
 
 try:
     import fcntl
@@ -35,8 +36,9 @@ class Part:
     """The new file while it is written."""
 
     def __init__(self, path: Path, target: Path) -> None:
-        self.path, self._target = path, target
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self.path, self._mode = path, None if not target.exists() else mode_of(target)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._fd = os.open(path, flags, 0o666 if self._mode is None else self._mode)
         if fcntl is not None:  # says to others that its writer lives
             with contextlib.suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -49,8 +51,9 @@ class Part:
 
     def finish(self) -> None:
         """Bring it to the disk, with the permissions of the file it replaces."""
-        with contextlib.suppress(OSError):
-            self.path.chmod(stat.S_IMODE(self._target.stat().st_mode))
+        if self._mode is not None:
+            with contextlib.suppress(OSError):
+                self.path.chmod(self._mode)
         os.fsync(self._fd)
 
     def close(self) -> None:
@@ -67,10 +70,16 @@ def replacing(path: str | Path, size: int = 0) -> Iterator[Part]:
     target = _checked(path, size)
     _remove_left(target)
     name = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    part: Part | None = None
     try:
-        with contextlib.closing(Part(name, target)) as part:
+        try:
+            with Uninterrupted():  # an open file that nobody knows of would stay open
+                part = _begun(name, target, path)
             yield part
             part.finish()
+        finally:
+            if part is not None:
+                part.close()
         os.replace(name, target)  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):
@@ -88,8 +97,12 @@ def _checked(path: str | Path, size: int = 0) -> Path:
         why = "its name has a zero byte; give another name"
     elif not folder.is_dir():
         why = f"{folder} is no folder; make it first"
+    elif target.is_symlink():
+        why = "its links lead to themselves; give another name"
     elif target.exists() and not target.is_file():
         why = "it is no regular file; give another name"
+    elif target.exists() and not os.access(target, os.W_OK):
+        why = "it is read-only; make it writable or give another name"
     elif len(os.fsencode(target.name)) > NAME_BYTES:
         why = "its name is too long; give a shorter one"
     elif size > shutil.disk_usage(folder).free:
@@ -98,6 +111,23 @@ def _checked(path: str | Path, size: int = 0) -> Path:
     if why:
         raise Refusal("8.3", f"{path} cannot be written: {why}", {"path": str(path), "size": size})
     return target
+
+
+def _begun(name: Path, target: Path, path: str | Path) -> Part:
+    try:
+        return Part(name, target)
+    except OSError as error:
+        raise Refusal(
+            "8.3",
+            f"{path} cannot be written: {error.strerror or error} in {target.parent}; write "
+            "elsewhere, or make that folder writable",
+            {"path": str(path)},
+        ) from error
+
+
+def mode_of(path: Path) -> int:
+    """The permissions of a file."""
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def sync_folder(folder: Path) -> None:

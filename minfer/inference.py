@@ -7,7 +7,8 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from minfer import resuming
+from minfer import engine_session
+from minfer.engine_session import Accept, Resumed
 from minfer.errors import Refusal
 from minfer.format import Floats, KvFormat
 from minfer.graph.run import fill_batch_inputs, output_rows
@@ -19,7 +20,6 @@ from minfer.models.graphs import ModelGraphs
 from minfer.ops import DECODE, PREFILL
 from minfer.prompts import checked_prompt, refuse_overflow
 from minfer.receipt import Receipt
-from minfer.resuming import Accept, Resumed
 
 WARM_UP_SEQ = INT32_MAX
 
@@ -38,7 +38,7 @@ class Inference:
             activations=loaded.activations,
             replay=loaded.replay,
         )
-        self.store.identity = cache(partial(resuming.identity_of, loaded))
+        self.store.identity = cache(partial(engine_session.identity_of, loaded))
 
     @property
     def n_vocab(self) -> int:
@@ -80,7 +80,7 @@ class Inference:
             graph = self._graphs.of(step.inputs, len(rows))
             inputs = fill_batch_inputs(graph, step.inputs, batch.tokens, rows, self.store.n_ctx)
             logits = self._graphs.run(graph, inputs, step)
-            step.lasts = resuming.last_rows(batch, rows, logits)
+            step.lasts = engine_session.last_rows(batch, rows, logits)
             return logits
 
     def prefill(self, tokens: Sequence[int], seq: int = 0, chunk: int = PREFILL_CHUNK) -> Floats:
@@ -145,7 +145,7 @@ class Inference:
         Atomic: `path` is the old file or the new one. Refused: a host that is no plain JSON, and
         what `KvStore.save` refuses.
         """
-        resuming.save(self, path, host)
+        engine_session.save(self, path, host)
 
     def resume(self, path: str | Path, accept: Accept | None = None) -> Resumed:
         """Hold what a session file holds, instead of all that is held now; nothing is computed.
@@ -153,4 +153,4 @@ class Inference:
         accept: is shown the host's state of a sound file, and may refuse it by raising. Refuses
         what `KvStore.load` refuses, saying what differs and what to do; nothing has changed then.
         """
-        return resuming.resume(self, path, accept)
+        return engine_session.resume(self, path, accept)

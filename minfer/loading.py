@@ -130,6 +130,7 @@ def load_model(
         )
     # after the weights, while the file is in memory
     made = fingerprint(file)
+    file.refuse_changed()
     return LoadedModel(file, hp, tokenizer, made, loaded, store, activations, replay)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+
+import numpy as np
 
 from minfer import registry
 from minfer.device import Device
@@ -25,7 +28,7 @@ def facts(
     n_head: int,
     n_head_kv: int,
     head_dim: int,
-    weights: Iterable[KvFormat] = (),
+    weights: Sequence[KvFormat] = (),
     activations: str = F32,
 ) -> dict[str, str]:
     """What numbers depend on, by name, in words.
@@ -34,11 +37,11 @@ def facts(
     tokens the variant with its numeric tunables. fmt: of the cache. weights: formats of matrices.
     """
     package = device.package()
-    told = {"device": device.name, "cache type": fmt.value, "activations": activations}
-    environment = package.environment()
-    told |= {name: environment[name] for name in package.NUMERIC if name in environment}
+    told = {"device": device.name, "cache type": fmt.value}
+    told |= {"weights": " ".join(map(str, weights)), "activations": activations}
+    told |= _environment(package)
     told["source"] = source_hash(package.__name__.rpartition(".")[2])
-    formats = {CELLS: (fmt,), WEIGHT: tuple(weights), "": (fmt,)}
+    formats = {CELLS: (fmt,), WEIGHT: weights, "": (fmt,)}
     config = {} if activations == F32 else {"activations": activations}
     shapes = [Shape(kind, 1, n_head, n_head_kv, head_dim) for kind in KINDS]
     for op in OPS.values():
@@ -67,8 +70,15 @@ def fingerprint(of: Mapping[str, str]) -> bytes:
 
 
 @cache
+def _environment(package: ModuleType) -> dict[str, str]:
+    """Versions of libraries, and what kernels run on."""
+    told = package.environment()
+    return {"numpy": np.__version__, **{n: told[n] for n in package.NUMERIC if n in told}}
+
+
+@cache
 def source_hash(package: str) -> str:
-    """xxh3 of the text of a kernel package and of `SOURCES`."""
+    """xxh3 of the text of a kernel package and of `SOURCES`, as it is when first asked for."""
     import xxhash
 
     root, hashed = Path(__file__).parent, xxhash.xxh3_64()

@@ -7,7 +7,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +297,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 # --- what may become of them ----------------------------------------------------------------------
 
-NUMERICS = slice(56, 72)  # the bytes of a file that a load does not depend on
+NUMERICS = slice(56, 72)  # the bytes of a file that no load is refused for
 MOST_BYTES = 1 << 20  # that a load of a file of 8 KiB or less may allocate
 
 
@@ -322,8 +322,7 @@ class Target:
 
     def __init__(self, fmt: str, folder: Path) -> None:
         self.store = small_store(fmt, sanitize=True)
-        identity = self.store.identity()
-        self.store.identity = lambda: identity
+        self._identity = self.store.identity()
         self.folder = folder
         self._file, self._again = folder / f"{fmt}.kv", folder / f"{fmt}-again.kv"
         self.store.save(self._file, b'{"host": "of the small store"}')
@@ -332,6 +331,8 @@ class Target:
     def loads(self, data: bytes) -> bool:
         """Whether the store takes `data`: a refusal changes nothing, and what is taken is sound."""
         self._file.write_bytes(data)
+        numerics = data[NUMERICS] if len(data) >= NUMERICS.stop else self._identity.numerics
+        self.store.identity = lambda: replace(self._identity, numerics=numerics)
         before = state(self.store)
         try:
             with _little_memory() if self.counts_memory else nullcontext():
@@ -350,8 +351,7 @@ class Target:
         store.check()
         store.save(self._again, host)
         again = self._again.read_bytes()
-        bare = [bytes([*d[: NUMERICS.start], *d[NUMERICS.stop : -16]]) for d in (data, again)]
-        assert bare[0] == bare[1], "saved again it is another file"
+        assert again == data, "saved again it is another file"
         for seq in store.sequences():
             self._write(seq)
         store.reserve_with_defrag(2**31 - 1, 1) if store.stats().free_cells else None

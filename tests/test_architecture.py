@@ -19,7 +19,7 @@ PACKAGE = ROOT / "minfer"
 
 # From the ground up: a module imports its own layer and those before it.
 LAYERS = (
-    ("errors", "settings", "format", "planes", "window", "memory", "atomic"),
+    ("errors", "settings", "format", "planes", "window", "memory", "uninterrupted", "atomic"),
     ("ops", "rope", "timing", "reference", "cases"),
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
     ("device", "offload", "receipt", "registry", "numerics"),
@@ -28,7 +28,7 @@ LAYERS = (
     ("models",),
     ("pull",),
     (
-        *("loading", "prompts", "generation", "resuming", "inference", "engine", "chat"),
+        *("loading", "prompts", "generation", "engine_session", "inference", "engine", "chat"),
         *("perplexity", "sessions"),
     ),
     ("commands",),

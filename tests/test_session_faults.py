@@ -17,7 +17,7 @@ from refusals import refused, state
 from session_faults import Disk, Event, after_power_loss, make_old
 from session_mutations import empty_store, write_rows
 
-from minfer import atomic
+from minfer import Refusal, atomic
 from minfer.kv.store import KvStore
 
 OLD, NEW = b"old", b"new"
@@ -90,9 +90,9 @@ def test_every_step_that_fails(
     for failing in range(1, len(clean.calls) + 1):
         store(1).save(path, OLD)
         disk = Disk(failing, error)
-        with pytest.raises((OSError, KeyboardInterrupt)) as caught:
+        with pytest.raises((OSError, KeyboardInterrupt, Refusal)) as caught:
             on(disk, monkeypatch, lambda disk=disk: newer.save(path, NEW))
-        assert getattr(caught.value, "errno", error) == error
+        assert getattr(caught.value.__cause__ or caught.value, "errno", error) == error
         assert held(path) == (OLD if failing <= after_replace else NEW), disk.calls
         assert left(path) == []
         assert state(newer) == store_before
@@ -338,3 +338,34 @@ def test_a_full_disk_is_refused_before_anything_is_written(
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda folder: usage(9**9, 0, size))
     save()
     assert held(path) == NEW
+
+
+def test_a_private_file_is_private_while_it_is_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    with atomic.replacing(target) as part:
+        part.write(b"new")
+        assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600, 0o600]
+    assert target.read_bytes() == b"new" and target.stat().st_mode & 0o777 == 0o600
+
+
+def test_links_that_lead_to_themselves_are_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(Refusal, match="links lead to themselves"), atomic.replacing(one):
+        pass
+    assert one.is_symlink() and other.is_symlink()
+
+
+def test_a_folder_that_takes_no_file_is_refused_by_the_name_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/some/part")
+
+    monkeypatch.setattr(atomic.os, "open", refuse)
+    with pytest.raises(Refusal) as caught, atomic.replacing(tmp_path / "a"):
+        pass
+    assert caught.value.message.startswith(f"{tmp_path / 'a'} cannot be written: Permission denied")

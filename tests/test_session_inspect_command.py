@@ -129,7 +129,15 @@ BELOW = "below a run's number, its last digit of 36"
 
 def test_facts_of_the_machine_are_shown(call, tiny_gguf: Path, tmp_path: Path) -> None:
     facts = engine_session(tiny_gguf, tmp_path / "e.kv").store.identity().facts
-    names = ("device", "cache type", "activations", *kernels_numba.NUMERIC, "source")
+    names = (
+        "device",
+        "cache type",
+        "weights",
+        "activations",
+        "numpy",
+        *kernels_numba.NUMERIC,
+        "source",
+    )
     told = ", ".join(f"{name} {facts[name]}" for name in names)
     assert f"           {told}" in call("inspect", tmp_path / "e.kv").out.splitlines()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import xxhash
 from refusals import refused
 from tiny_models import write_tiny_gguf
 
-from minfer import Engine, KvStore, Refusal
+from minfer import Engine, KvStore, Refusal, loading
+from minfer.engine_session import Resumed
 from minfer.format import KvFormat
 from minfer.kv.session.reading import SessionFile
 from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
-from minfer.resuming import Resumed
 
 FORMATS = [fmt.value for fmt in KvFormat]
 PROMPT = (
@@ -189,7 +190,7 @@ def test_other_numbers_are_told(tiny: Engine, tiny_gguf: Path, tmp_path: Path) -
     other = Engine.load(tiny_gguf, n_ctx=48, cache_type="f32", weights="f16")
     found = other.resume(tmp_path / "s.kv")
     assert not found.bitwise
-    assert "matvec f16 absent then" in found.differs and "then, absent now" in found.differs
+    assert found.differs == "weights f32 then, f16 now"
     np.testing.assert_array_equal(other.store.export(0, 1), tiny.store.export(0, 1))
 
 
@@ -242,3 +243,47 @@ def test_layers_on_two_stretches_are_refused_before_a_file_is_opened(
     refused(engine.store, "9.6", lambda: engine.save(tmp_path / "s.kv"), "save", *words)
     refused(engine.store, "9.6", lambda: engine.resume(tmp_path / "none.kv"), "load", *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_that_is_not_bitwise_proves_nothing_afterwards(
+    tiny: Engine, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    """The logits of its last rows were those of other numbers."""
+    tiny.save(tmp_path / "s.kv")
+    other = Engine.load(tiny_gguf, n_ctx=48, cache_type="f32", weights="f16")
+    assert not other.resume(tmp_path / "s.kv").bitwise
+    last = tiny.store.tables.entries[0].last
+    assert last is not None and last.logits
+    assert other.store.tables.entries[0].last == last._replace(logits=0)
+    other.save(tmp_path / "t.kv")
+    again = Engine.load(tiny_gguf, n_ctx=48, cache_type="f32", weights="f16")
+    assert again.resume(tmp_path / "t.kv").bitwise
+    assert again.store.tables.entries[0].last == last._replace(logits=0)
+
+
+def test_a_model_file_that_changes_while_it_is_loaded_is_refused(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    load_weights = loading.load_weights
+
+    def replaced(*args: Any, **how: Any) -> Any:
+        found = load_weights(*args, **how)
+        write_tiny_gguf(tmp_path / "twin.gguf", seed=3)
+        (tmp_path / "twin.gguf").replace(path)
+        return found
+
+    monkeypatch.setattr(loading, "load_weights", replaced)
+    with pytest.raises(Refusal, match="was changed since it was loaded"):
+        Engine.load(path, n_ctx=48)
+
+
+def test_a_model_name_that_is_no_text_is_kept_readable(tiny_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"m\xff.gguf")
+    path.write_bytes(tiny_gguf.read_bytes())
+    engine = Engine.load(path, n_ctx=48, cache_type="f32")
+    engine.save(tmp_path / "s.kv")
+    with SessionFile(tmp_path / "s.kv") as file:
+        file.verify()
+        assert file.host_part.model == "m\ufffd.gguf"

@@ -12,10 +12,10 @@ from interrupts import interrupted_at
 from refusals import state
 from stores import batch_rows, make_store, tokens
 
+from minfer import uninterrupted
 from minfer.errors import Refusal
-from minfer.kv import uninterrupted
 from minfer.kv.store import KvStore
-from minfer.kv.uninterrupted import Uninterrupted
+from minfer.uninterrupted import Uninterrupted
 
 
 class CameError(Exception):

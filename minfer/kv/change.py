@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from minfer.kv.checks import sequence_id, unknown
 from minfer.kv.readers import Readers
 from minfer.kv.runs import Counts, Entry, Move, Run, Share
-from minfer.kv.uninterrupted import Uninterrupted
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.cells import CellTables

@@ -1,7 +1,7 @@
 """The cell store: the K and V cells of every layer, and the tables that say whose they are.
 
-Contract 5, 8. What a store does with tables alone is `sequences.Sequences`, with bytes `rows.Rows`;
-here are steps and files. A store is used by one thread at a time.
+Contract 5, 8. What a store does with tables alone is `sequences.Sequences`, with bytes
+`cell_rows.CellRows`; here are steps and files. A store is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
+from minfer.kv.cell_rows import CellRows
 from minfer.kv.checks import refuse_rows, refuse_window
 from minfer.kv.plan import Plan, make_plan
-from minfer.kv.rows import Rows
 from minfer.kv.step import Step
-from minfer.kv.uninterrupted import Uninterrupted
 from minfer.ops import PREFILL
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.session.loading import Accept, Loaded
 
 
-class KvStore(Rows):
+class KvStore(CellRows):
     """`n_ctx` cells of K and of V in each of `n_layer` layers, shared out to sequences.
 
     A cell holds one row of n_head_kv * head_dim elements. cache_type: `f32`, `f16`, `q8_0`, or
@@ -47,7 +47,7 @@ class KvStore(Rows):
         """
         from minfer.kv.session.saving import save
 
-        self._refuse_several_stretches("save")
+        self.refuse_several_stretches("save")
         save(self, path, host)
 
     def load(self, path: str | Path, accept: Accept | None = None) -> Loaded:
@@ -61,11 +61,12 @@ class KvStore(Rows):
         """
         from minfer.kv.session.loading import load
 
-        self._refuse_several_stretches("load")
+        self.refuse_several_stretches("load")
         self._tables.refuse_while_open("load")
         return load(self, path, accept)
 
-    def _refuse_several_stretches(self, what: str) -> None:
+    def refuse_several_stretches(self, what: str) -> None:
+        """Refuse to save or load where layers lie on several devices (8.4, 9.6)."""
         if len(self.stretches) > 1:
             plan = ", ".join(f"{len(s.layers)} on {s.device}" for s in self.stretches)
             raise Refusal(

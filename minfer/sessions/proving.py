@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minfer.engine import Engine
+from minfer.engine_session import Resumed
 from minfer.errors import Refusal
 from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
@@ -15,7 +16,6 @@ from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
-from minfer.resuming import Resumed
 from minfer.sessions.wording import counted
 
 
@@ -57,24 +57,24 @@ def refuse_unprovable(file: SessionFile) -> None:
         )
 
 
-def prove(engine: Engine, path: str | Path) -> tuple[Resumed, list[Proof]]:
+def prove(engine: Engine, file: SessionFile) -> tuple[Resumed, list[Proof]]:
     """Make the last row of every provable sequence again; what a resume of the file said, too.
 
-    The file is loaded again after each. Other sequences are released meanwhile, so that there is
-    room for a row that they share.
+    file: verified; it is loaded again after each. Other sequences are released meanwhile, so that
+    there is room for a row that they share.
     """
-    resumed, proofs = engine.resume(path), []
-    for seq in provable(Tables.of(engine.store.tables)):
-        proofs.append(_again(engine, seq))
-        engine.resume(path)
+    resumed, proofs = engine.resume(file.path), []
+    for seq in provable(file.tables):
+        last = file.tables.entries[seq].last  # not the store's: it forgets logits of other numbers
+        assert last is not None
+        proofs.append(_again(engine, seq, last))
+        engine.resume(file.path)
     return resumed, proofs
 
 
-def _again(engine: Engine, seq: int) -> Proof:
+def _again(engine: Engine, seq: int, last: LastRow) -> Proof:
     store = engine.store
-    entry = store.tables.known(seq)
-    last, position = entry.last, entry.written - 1
-    assert last is not None
+    position = store.written(seq) - 1
     saved = _last_cells(engine, seq)
     for other in store.sequences():
         if other != seq:

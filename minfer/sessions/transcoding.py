@@ -12,11 +12,11 @@ from minfer.errors import Refusal
 from minfer.format import Bytes, KvFormat, refuse_odd_blocks
 from minfer.kv.checks import whole_number
 from minfer.kv.packing import packed
-from minfer.kv.runs import Entry, Run
+from minfer.kv.runs import Run
 from minfer.kv.session.header import ANY, Header
 from minfer.kv.session.pieces import WHICH
 from minfer.kv.session.reading import SessionFile
-from minfer.kv.session.tables import Tables
+from minfer.kv.session.tables import Tables, without_logits
 from minfer.kv.session.writing import write
 from minfer.sessions.deviation import Deviation, Planes
 from minfer.sessions.progress import Update, bar
@@ -69,7 +69,7 @@ def transcode(
     tables = resized(file.tables, cells, file.where)
     kept, numbers = file.host, old.numerics
     if not bitwise:
-        tables = replace(tables, entries=_without_logits(tables.entries))
+        tables = without_logits(tables)
         numbers = ANY
         if file.host_part.version is not None:
             kept = file.host_part.packed(numerics={})
@@ -99,14 +99,6 @@ def _converted(file: SessionFile, fmt: KvFormat, planes: Planes, update: Update)
             of.add(rows, target.decode(made))
             yield made
         update(piece.n_rows)
-
-
-def _without_logits(entries: Mapping[int, Entry]) -> dict[int, Entry]:
-    """The logits of last rows were those of other numbers."""
-    return {
-        seq: replace(entry, last=entry.last and entry.last._replace(logits=0))
-        for seq, entry in entries.items()
-    }
 
 
 def resized(tables: Tables, n_ctx: int, where: str) -> Tables:

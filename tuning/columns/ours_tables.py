@@ -15,8 +15,8 @@ from minfer.kv.change import Change
 from minfer.kv.plan import make_plan
 from minfer.kv.runs import Run, Stats
 from minfer.kv.sequences import Sequences
-from minfer.kv.uninterrupted import Uninterrupted
 from minfer.ops import DECODE, PREFILL
+from minfer.uninterrupted import Uninterrupted
 from tuning.bench.cases import Case
 from tuning.bench.protocol import Message
 from tuning.bench.store_cases import Tables

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from minfer import numerics
 from minfer.kv.session.header import ANY
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
-    from minfer.kv.rows import Rows
+    from minfer.kv.cell_rows import CellRows
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,13 @@ class Identity:
     name: str = ""
 
 
-def without_model(store: Rows) -> Identity:
+def identified(store: CellRows) -> Identity:
+    """What a store belongs to. Interrupts wait: libraries that are asked free memory by hand."""
+    with Uninterrupted():
+        return store.identity()
+
+
+def without_model(store: CellRows) -> Identity:
     """That of a store that no model uses."""
     n, head_dim = store.n_head_kv, store.head_dim
     facts = numerics.facts(store.device, store.fmt, n_head=n, n_head_kv=n, head_dim=head_dim)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from minfer.errors import Refusal
 from minfer.kv.session.header import ANY
 from minfer.kv.session.host import line
-from minfer.kv.session.identity import Identity
+from minfer.kv.session.identity import Identity, identified
 from minfer.kv.session.pieces import put, view
 from minfer.kv.session.reading import SessionFile
-from minfer.kv.session.tables import Tables
-from minfer.kv.uninterrupted import Uninterrupted
+from minfer.kv.session.tables import Tables, without_logits
+from minfer.ops import OPS
+from minfer.uninterrupted import Uninterrupted
 
 if TYPE_CHECKING:
     from minfer.kv.store import KvStore
@@ -41,14 +42,14 @@ class Loaded:
 def load(store: KvStore, path: str | Path, accept: Accept | None) -> Loaded:
     """Replace what `store` holds by what the file holds; `KvStore.load` says when it refuses."""
     with SessionFile(path) as file:
-        identity = store.identity()
+        identity = identified(store)
         file.verify()
         _refuse_other(file, store, identity)
         tables = file.tables
         if accept is not None:
             accept(file.host)
-        _apply(store, file, tables)
         differs = _differs(file, identity)
+        _apply(store, file, without_logits(tables) if differs else tables)
         return Loaded(file.host, not differs, differs)
 
 
@@ -143,9 +144,13 @@ def _differs(file: SessionFile, identity: Identity) -> str:
     if file.header.numerics == ANY:
         return "its cells were made for another run, by `minfer session transcode`"
     then = {line(name): line(fact) for name, fact in file.host_part.facts.items()}
-    changed = [
-        f"{name} {then.get(name, 'absent')} then, {identity.facts.get(name, 'absent')} now"
-        for name in {**then, **identity.facts}
-        if then.get(name) != identity.facts.get(name)
-    ]
-    return "; ".join(changed if then else []) or "kernels or libraries are others"
+    now = identity.facts
+    changed = {
+        name: f"{name} {then.get(name, 'absent')} then, {now.get(name, 'absent')} now"
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+    }
+    # what stands behind other variants of ops says more than their list
+    causes = [words for name, words in changed.items() if name.split(" ")[0] not in OPS]
+    told = (causes or list(changed.values())) if then else []
+    return "; ".join(told) or "kernels or libraries are others"

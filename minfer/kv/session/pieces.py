@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from minfer.format import Bytes, Region
+from minfer.format import Bytes, Int32, Region
 from minfer.kv.arena import Arena
 from minfer.kv.inputs import joined
 
@@ -14,16 +16,28 @@ CANONICAL = "canonical"  # the layout whose array holds cells as a file does
 WHICH = ("k", "v")
 
 
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cells of a piece, the same in every layer. ranges: ascending."""
+
+    ranges: tuple[range, ...]
+
+    @cached_property
+    def numbers(self) -> Int32:
+        """All of them."""
+        return joined(self.ranges)
+
+
 class Piece(NamedTuple):
-    """Rows of the K (`which` 0) or the V cells of a layer; `cells` ascend."""
+    """Rows of the K (`which` 0) or the V cells of a layer."""
 
     layer: int
     which: int
-    cells: tuple[range, ...]
+    cells: Cells
 
     @property
     def n_rows(self) -> int:
-        return sum(map(len, self.cells))
+        return len(self.cells.numbers)
 
 
 def pieces(n_layer: int, written: Sequence[range], cell_bytes: int) -> Iterator[Piece]:
@@ -31,7 +45,7 @@ def pieces(n_layer: int, written: Sequence[range], cell_bytes: int) -> Iterator[
 
     written: the cells with rows, ascending. A piece has `PIECE_BYTES` at most, or one row.
     """
-    cut = list(groups(written, cell_bytes))
+    cut = [Cells(ranges) for ranges in groups(written, cell_bytes)]
     for layer in range(n_layer if cut else 0):
         for which in range(2):
             for cells in cut:
@@ -60,9 +74,9 @@ def view(arena: Arena, piece: Piece) -> Bytes | None:
     None unless they lie there in a row and as a file has them.
     """
     region = _region(arena, piece)
-    if region.layout != CANONICAL or len(piece.cells) != 1:
+    if region.layout != CANONICAL or len(piece.cells.ranges) != 1:
         return None
-    (cells,) = piece.cells
+    (cells,) = piece.cells.ranges
     held: Bytes = region.arrays[0][cells.start : cells.stop]
     return held
 
@@ -70,14 +84,18 @@ def view(arena: Arena, piece: Piece) -> Bytes | None:
 def taken(arena: Arena, piece: Piece) -> Bytes:
     """The cells of a piece, canonical: uint8 [n, cell_bytes]; a view where that is possible."""
     held = view(arena, piece)
-    return arena.canonical(*piece) if held is None else held
+    if held is not None:
+        return held
+    read = arena.by_layer[piece.layer].kernels.read_cells
+    copied: Bytes = read(_region(arena, piece), piece.cells.numbers)
+    return copied
 
 
 def put(arena: Arena, piece: Piece, rows: Bytes) -> None:
     """Store canonical cells, uint8 [n, cell_bytes]."""
     pair = list(arena.layers[piece.layer])
     write = arena.by_layer[piece.layer].kernels.write_cells
-    pair[piece.which] = write(_region(arena, piece), joined(piece.cells), rows)
+    pair[piece.which] = write(_region(arena, piece), piece.cells.numbers, rows)
     arena.bind(piece.layer, *pair)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minfer.errors import Refusal
 from minfer.kv.session.header import Header
-from minfer.kv.session.identity import Identity
+from minfer.kv.session.identity import Identity, identified
 from minfer.kv.session.pieces import pieces, taken
 from minfer.kv.session.tables import Tables
 from minfer.kv.session.writing import write
@@ -24,7 +24,7 @@ def save(store: KvStore, path: str | Path, host: bytes) -> None:
             "8.1", f"host is {type(host).__name__}; give bytes", {"host": type(host).__name__}
         )
     tables = Tables.of(store.tables)
-    header = _header(store, tables, store.identity(), len(host))
+    header = _header(store, tables, identified(store), len(host))
     rows = (
         taken(store.arena, piece)
         for piece in pieces(store.n_layer, tables.written(), header.cell_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from minfer.format import Floats
 from minfer.kv.batch import Batch
 from minfer.kv.runs import LastRow
 from minfer.kv.session import host
-from minfer.kv.session.identity import Identity
+from minfer.kv.session.identity import Identity, identified
 
 if TYPE_CHECKING:
     from minfer.inference import Inference
@@ -48,8 +49,8 @@ def identity_of(loaded: LoadedModel) -> Identity:
         weights=loaded.weight_formats,
         activations=loaded.activations,
     )
-    made = numerics.fingerprint(facts)
-    return Identity(made, facts, loaded.fingerprint, loaded.file.path.name)
+    name = os.fsencode(loaded.file.path.name).decode("utf-8", "replace")
+    return Identity(numerics.fingerprint(facts), facts, loaded.fingerprint, name)
 
 
 def last_rows(batch: Batch, rows: Sequence[int], logits: Floats) -> dict[int, LastRow]:
@@ -67,7 +68,7 @@ def last_rows(batch: Batch, rows: Sequence[int], logits: Floats) -> dict[int, La
 
 def save(engine: Inference, path: str | Path, state: Mapping[str, Any] | None) -> None:
     """Write the session; `Engine.save` says when it refuses."""
-    identity = engine.store.identity()
+    identity = identified(engine.store)
     engine.store.save(path, host.pack(identity.name, engine.model_hash, identity.facts, state))
 
 

@@ -19,15 +19,15 @@ from minfer.kv.change import Change
 from minfer.kv.checks import sanitizes, thread_count, whole_number
 from minfer.kv.sequences import Sequences
 from minfer.kv.session.identity import Identity, without_model
-from minfer.kv.uninterrupted import Uninterrupted
 from minfer.offload import DevicePlan, Need, Stretch, required
 from minfer.ops import HALF
 from minfer.rope import Rope
+from minfer.uninterrupted import Uninterrupted
 
 TABLE_BYTES = 32  # a cell, of the free list
 
 
-class Rows(Sequences):
+class CellRows(Sequences):
     """What moves, turns and reads the K and V rows of sequences; `KvStore` says the arguments."""
 
     def __init__(
