@@ -123,7 +123,8 @@ def test_an_engine_goes_on_from_it_bitwise(tiny_gguf: Path, tmp_path: Path, keep
     with verified(tmp_path / "e.kv") as file:
         write_session(file, 1, tmp_path / "one.kv", keep_share=keep)
     other = engine.with_cache("f32")
-    _, proofs = prove(other, tmp_path / "one.kv")
+    with verified(tmp_path / "one.kv") as file:
+        _, proofs = prove(other, file)
     assert [(proof.seq, proof.holds) for proof in proofs] == [(1, True)]
     resumed = other.resume(tmp_path / "one.kv")
     assert resumed.bitwise and resumed.host == {}

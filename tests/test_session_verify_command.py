@@ -17,7 +17,7 @@ from minfer.kv.session import host
 from minfer.kv.session.header import ANY
 from minfer.kv.session.reading import SessionFile
 from minfer.sessions.opening import verified
-from minfer.sessions.proving import prove
+from minfer.sessions.proving import Proof, prove
 
 
 @pytest.fixture
@@ -30,6 +30,11 @@ def call(call):
 def saved(tiny_gguf: Path, tmp_path: Path) -> Path:
     engine_session(tiny_gguf, tmp_path / "e.kv")
     return tmp_path / "e.kv"
+
+
+def proofs(engine: Engine, path: Path) -> list[Proof]:
+    with verified(path) as file:
+        return prove(engine, file)[1]
 
 
 def test_a_sound_file(call, tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ def test_a_proof_leaves_the_session_as_it_was(tiny_gguf: Path, saved: Path) -> N
     engine = engine_session(tiny_gguf, saved)
     wanted = engine.store.digest()
     other = engine.with_cache("f32")
-    assert [proof.holds for proof in prove(other, saved)[1]] == [True, True]
+    assert [proof.holds for proof in proofs(other, saved)] == [True, True]
     assert other.store.digest() == wanted
     other.store.check()
 
@@ -246,4 +251,4 @@ def test_smollm2_is_proved(call, smollm2: Path, tmp_path: Path) -> None:
     assert done.code == 0 and done.out.count(" proved: token ") == 2
     assert f"weights   equal, {engine.model_hash}" in done.out
     row_changed(path, layer=3, which=0, row=1, byte=2, by=0x40)
-    assert [proof.holds for proof in prove(engine, path)[1]] == [False, False]
+    assert [proof.holds for proof in proofs(engine, path)] == [False, False]

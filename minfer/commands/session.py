@@ -92,7 +92,7 @@ def _proved(args: argparse.Namespace, file: SessionFile) -> dict[str, Any]:
     named = {"model": args.prove, "device": file.header.backend_name}
     loading = argparse.Namespace(**{**vars(args), **named})
     engine = load_engine(loading, file.header.fmt, file.header.n_ctx)
-    resumed, proofs = prove(engine, file.path)
+    resumed, proofs = prove(engine, file)
     return {
         "proofs": [_as_json(proof) for proof in proofs],
         "bitwise": resumed.bitwise,

@@ -16,7 +16,6 @@ from minfer.kv.session.reading import SessionFile
 from minfer.kv.session.tables import Tables
 from minfer.models.fingerprint import fingerprint, full_hash
 from minfer.models.gguf import open_gguf
-from minfer.sessions.opening import verified
 from minfer.sessions.wording import counted
 
 
@@ -58,20 +57,18 @@ def refuse_unprovable(file: SessionFile) -> None:
         )
 
 
-def prove(engine: Engine, path: str | Path) -> tuple[Resumed, list[Proof]]:
+def prove(engine: Engine, file: SessionFile) -> tuple[Resumed, list[Proof]]:
     """Make the last row of every provable sequence again; what a resume of the file said, too.
 
-    The file is loaded again after each. Other sequences are released meanwhile, so that there is
-    room for a row that they share.
+    file: verified; it is loaded again after each. Other sequences are released meanwhile, so that
+    there is room for a row that they share.
     """
-    with verified(path) as file:
-        entries = file.tables.entries  # not the store's: it forgets logits of other numbers
-        lasts = {seq: entries[seq].last for seq in provable(file.tables)}
-    resumed, proofs = engine.resume(path), []
-    for seq, last in lasts.items():
+    resumed, proofs = engine.resume(file.path), []
+    for seq in provable(file.tables):
+        last = file.tables.entries[seq].last  # not the store's: it forgets logits of other numbers
         assert last is not None
         proofs.append(_again(engine, seq, last))
-        engine.resume(path)
+        engine.resume(file.path)
     return resumed, proofs
 
 
