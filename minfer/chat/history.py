@@ -38,6 +38,9 @@ def read(path: Path) -> History | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror or error}; give another name"
+        raise Refusal("9.1", what, {"path": str(path)}) from None
     try:
         found = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

@@ -45,6 +45,7 @@ class Program:
         self._max_tokens, self._stops = max_tokens, stops
         self._timing = Timing()
         self._done = False
+        self._error = ""  # the last one told since the last line
         self._draft = as_typed(session.unanswered)
         self._commands: dict[str, Callable[[str], None]] = {
             "save": self._save,
@@ -62,13 +63,13 @@ class Program:
             while not self._done and not self._signals.leave:
                 with self._told():
                     draft, self._draft = self._draft, ""
-                    line = self._reader.read(draft)
+                    line, self._error = self._reader.read(draft), ""
                     if line is None:
                         break
                     self._take(line)
                 self._signals.stop = False
         finally:
-            self._save_session()
+            self._leave()
 
     def _begin(self) -> None:
         opened, talk = self._opened, self._talk
@@ -139,7 +140,9 @@ class Program:
         try:
             yield
         except Refusal as refusal:
-            self._show.error(refusal)
+            if refusal.message != self._error:
+                self._show.error(refusal)
+            self._error = refusal.message
 
     def _save(self, name: str) -> None:
         path = self._session.save(self._talk, Path(name) if name else None)
@@ -147,8 +150,8 @@ class Program:
             raise Refusal("9.1", "this chat has no --session; give a name, /save FILE")
         self._show.saved(str(path), self._talk.rows.written)
 
-    def _save_session(self) -> None:
-        path = self._session.save(self._talk)
+    def _leave(self) -> None:
+        path = self._session.leave(self._talk)
         if path is not None:
             self._show.saved(str(path), self._talk.rows.written)
 

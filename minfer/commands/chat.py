@@ -27,6 +27,8 @@ def chat(args: argparse.Namespace) -> None:
     if terminal:
         import prompt_toolkit  # noqa: F401  a missing package is told before the model is loaded
     engine = load_engine(args, args.cache_type, args.n_ctx)
+    if args.session is not None:
+        engine.store.refuse_several_stretches("save")
     sampling = replace(sampling, logit_bias=biases_of(args, engine.tokenizer))
     engine.warm_up()
     note_long_context(engine)
