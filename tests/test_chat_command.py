@@ -339,7 +339,7 @@ def test_a_signal_to_leave_saves(
             answer = until(process, "answer")
             assert answer["finish_reason"] == "interrupted"
         tokens = until(process, "saved")["tokens"]
-    assert process.returncode == 0 and (tokens > 0) == (when == "answering")
+    assert process.returncode == 128 + number and (tokens > 0) == (when == "answering")
     messages = json.loads(path.read_text())["messages"]
     assert [m["content"] for m in messages] == (["hello", answer["text"]] if messages else [])
     assert bool(messages) == (when == "answering")

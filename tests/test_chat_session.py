@@ -121,11 +121,11 @@ def resave(path: Path, engine: Engine, change: Callable[[dict[str, Any]], object
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an edited answer": (
         lambda told: told["messages"][2].update(content="the"),
-        "message 2 was edited",
+        "message 3, 'the', was edited",
     ),
     "another system prompt": (
         lambda told: told["messages"][0].update(content="on"),
-        "message 0 was edited",
+        "message 1, 'on', was edited",
     ),
     "fewer messages": (
         lambda told: told.update(messages=told["messages"][:3]),
@@ -259,7 +259,7 @@ def test_a_cache_of_other_numerics_is_resumed_and_told(tiny_gguf: Path, tmp_path
     chat(path, engine_of(tiny_gguf))
     engine = Engine.load(tiny_gguf, n_ctx=256, cache_type="f32", weights="f16")
     talk, how, _ = opened(path, engine)
-    assert how.how == RESUMED and "matvec" in how.reason
+    assert how.how == RESUMED and "weights f32 then, f16 now" in how.reason
     ask(talk, "and", 4)
 
 

@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,7 +157,7 @@ def test_a_conversation_by_keys(sit_down, files: Path) -> None:
     ask(person, files, UP * 5 + ENTER, "the cat")
     person.sees(">")
     person.type("/stats" + ENTER)
-    person.sees("messages                 11")
+    person.sees("messages                  11")
     person.sees(">")
     person.type(CTRL_D)
     person.sees(f"saved {files} and {files}.kv, ")
@@ -208,20 +207,32 @@ def test_a_terminal_that_goes_away_loses_nothing(
         person.wait(lambda: len(person.seen) > shown)
     if how == "SIGTERM":
         person.process.send_signal(signal.SIGTERM)
-        assert person.leaves() == 0
+        assert person.leaves() == 128 + signal.SIGTERM
     else:
         person.hang_up()
-        person.process.wait(LIMIT)
+        assert person.process.wait(LIMIT) == 128 + signal.SIGHUP
     roles = [message["role"] for message in json.loads(files.read_text())["messages"]]
     assert roles == ["user", "assistant"] * (1 + (when == "answering"))
     again = sit_down()
     again.sees("resumed ")
 
 
-def read(keys: str, draft: str = "", before: Callable[[], object] = lambda: None) -> str | None:
-    """What the reader makes of keys."""
+def read(
+    keys: str,
+    draft: str = "",
+    before: Callable[[], object] = lambda: None,
+    running: Callable[[Terminal], object] = lambda reader: None,
+) -> str | None:
+    """What the reader makes of keys. running: is called once the prompt runs."""
     with create_pipe_input() as keyboard, Signals() as signals:
         reader = Terminal(signals, ["one", "two"], input=keyboard, output=DummyOutput())
+        leave_early = reader._leave_early
+
+        def begin() -> None:
+            leave_early()
+            running(reader)
+
+        reader._leave_early = begin  # type: ignore[method-assign]
         keyboard.send_text(keys)
         before()
         return reader.read(draft)
@@ -247,10 +258,12 @@ def test_keys(keys: str, draft: str, message: str | None) -> None:
 def test_a_signal_to_leave_ends_the_prompt() -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
 
-    def later() -> None:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    def while_waiting(reader: Terminal) -> None:
+        loop = reader._session.app.loop
+        assert loop is not None
+        loop.call_soon(signal.raise_signal, signal.SIGTERM)
 
-    assert read("half a line", before=later) is None
+    assert read("half a line", running=while_waiting) is None
     assert read("half a line", before=lambda: signal.raise_signal(signal.SIGTERM)) is None
     assert {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)} == before
 

@@ -17,6 +17,7 @@ from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.models.sampling import Sampling
 
+QUOTED = 60  # characters of a message that another message has
 NEW, RESUMED, RENDERED = "new", "resumed", "rendered"
 
 
@@ -188,10 +189,15 @@ def refuse_edited(path: Path, saved: Saved, talk: Conversation) -> None:
     if same < max(len(ours), len(theirs)):
         what = f"is of {len(theirs)} messages and the history has {len(ours)}"
         if same < min(len(ours), len(theirs)):
-            what = f"is of another history: message {same} was edited"
+            what = f"is of another history: message {same + 1}, {quoted(ours[same])}, was edited"
         raise Refusal("9.1", f"{path} {what}", {"message": same})
     if saved.started != talk.started:
         raise Refusal("9.1", f"{path} is of a chat started at {saved.started}, not {talk.started}")
+
+
+def quoted(message: dict[str, str]) -> str:
+    content = message["content"]
+    return repr(content if len(content) <= QUOTED else content[:QUOTED] + "...")
 
 
 def start_over(talk: Conversation) -> None:
