@@ -188,6 +188,13 @@ def test_a_state_that_is_not_sound_is_not_taken(
     fed_again(path, tiny_gguf, reason)
 
 
+def test_a_cache_of_one_message(tiny_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    chat(path, engine_of(tiny_gguf), ())
+    edit(path, lambda told: told.update(messages=[]))
+    assert "is of 1 message and the history has 0" in opened(path, engine_of(tiny_gguf))[1].reason
+
+
 def test_rows_of_other_sequences_are_not_taken(tiny_gguf: Path, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     engine = engine_of(tiny_gguf)

@@ -187,7 +187,8 @@ def refuse_edited(path: Path, saved: Saved, talk: Conversation) -> None:
     pairs = enumerate(zip(ours, theirs, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
     if same < max(len(ours), len(theirs)):
-        what = f"is of {len(theirs)} messages and the history has {len(ours)}"
+        many = "1 message" if len(theirs) == 1 else f"{len(theirs)} messages"
+        what = f"is of {many} and the history has {len(ours)}"
         if same < min(len(ours), len(theirs)):
             what = f"is of another history: message {same + 1}, {quoted(ours[same])}, was edited"
         raise Refusal("9.1", f"{path} {what}", {"message": same})
