@@ -55,27 +55,27 @@ BROKEN = {
     "no version": ("{}", "its version is None"),
     "key": ('{"version": 1, "messages": [], "model": 1}', "it has 'model', which is none of"),
     "no messages": ('{"version": 1}', "its messages are no list"),
-    "message": ('{"version": 1, "messages": ["x"]}', "message 0 is not a role and a content"),
+    "message": ('{"version": 1, "messages": ["x"]}', "message 1 is not a role and a content"),
     "keys": (
         '{"version": 1, "messages": [{"role": "user", "content": "x", "name": "y"}]}',
-        "message 0 is not a role and a content",
+        "message 1 is not a role and a content",
     ),
     "role": (
         '{"version": 1, "messages": [{"role": "tool", "content": "x"}]}',
-        "message 0 has the role 'tool', none of system, user, assistant",
+        "message 1 has the role 'tool', none of system, user, assistant",
     ),
     "late system": (
         '{"version": 1, "messages": [{"role": "user", "content": "x"},'
         ' {"role": "system", "content": "x"}]}',
-        "message 1 is a system prompt after other messages",
+        "message 2 is a system prompt after other messages",
     ),
     "content": (
         '{"version": 1, "messages": [{"role": "user", "content": null}]}',
-        "the content of message 0 is no text",
+        "the content of message 1 is no text",
     ),
     "surrogate": (
         '{"version": 1, "messages": [{"role": "user", "content": "\\ud800"}]}',
-        "the content of message 0 is no text",
+        "the content of message 1 is no text",
     ),
     "time": ('{"version": 1, "messages": [], "started": 5}', "started 5 is no time"),
 }

@@ -10,10 +10,10 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chats import LONG
@@ -33,6 +33,14 @@ pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
 ROOT = Path(__file__).parent.parent
 LIMIT = 30.0  # seconds until a test gives up waiting
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP = "\x03", "\x04", "\r", "\x1b\r", "\x1b[A"
+SLOW = """
+import sys, time
+from minfer.cli import main
+from minfer.engine import Engine
+feed = Engine.prefill
+Engine.prefill = lambda *args: (time.sleep(0.2), feed(*args))[1]
+sys.exit(main())
+"""
 PASTED = "\x1b[200~{}\x1b[201~"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
@@ -40,21 +48,22 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 class Person:
     """The other end of a chat's terminal."""
 
-    def __init__(self, *argv: object) -> None:
+    def __init__(self, *argv: object, main: Sequence[str] = ("-m", "minfer")) -> None:
         self._fd, other = pty.openpty()
         termios.tcsetwinsize(other, (24, 80))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "minfer", "chat", *map(str, argv)],
+            [sys.executable, *main, "chat", *map(str, argv)],
             cwd=ROOT,
             stdin=other,
             stdout=other,
             stderr=other,
             start_new_session=True,
             preexec_fn=own_terminal,
-            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**os.environ, "TERM": "xterm"},
         )
         os.close(other)
         self.seen = ""
+        self.asked = False  # where the cursor is, which this terminal does not answer
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
@@ -97,6 +106,7 @@ class Person:
             data = os.read(self._fd, 65536)
         except OSError:  # the chat has closed its end
             return False
+        self.asked |= b"\x1b[6n" in data
         self.seen += ESCAPES.sub("", data.decode(errors="replace"))
         return bool(data)
 
@@ -119,10 +129,10 @@ def sit_down(tiny_gguf: Path, files: Path) -> Iterator[Callable[[], Person]]:
     """Start a chat whose answers do not end by themselves."""
     people = []
 
-    def sit(*options: object) -> Person:
+    def sit(*options: object, **more: Any) -> Person:
         bans = ("--logit-bias", "<|im_end|>=-inf", "--logit-bias", "<|endoftext|>=-inf")
         argv = (tiny_gguf, "--session", files, "--n-ctx", 100_000, *bans, *options)
-        people.append(Person(*argv))
+        people.append(Person(*argv, **more))
         return people[-1]
 
     yield sit
@@ -158,11 +168,11 @@ def test_a_conversation_by_keys(sit_down, files: Path) -> None:
     ask(person, files, UP * 5 + ENTER, "the cat")
     person.sees(">")
     person.type("/stats" + ENTER)
-    person.sees("messages                 11")
+    person.sees("messages                  11")
     person.sees(">")
     person.type(CTRL_D)
     person.sees(f"saved {files} and {files}.kv, ")
-    assert person.leaves() == 0
+    assert person.leaves() == 0 and not person.asked
     messages = json.loads(files.read_text())["messages"]
     assert said(files) == ["hello", "the cat", "two\nlines", "and\nfour", "the cat"]
     assert len(messages) == 11 and all(message["content"] for message in messages)
@@ -175,9 +185,9 @@ def test_a_conversation_by_keys(sit_down, files: Path) -> None:
 
 
 def test_feeding_a_history_shows_a_bar_and_can_be_stopped(sit_down, files: Path) -> None:
-    turn = [{"role": role, "content": "the cat " * 80} for role in ("user", "assistant")]
+    turn = [{"role": role, "content": "the cat " * 40} for role in ("user", "assistant")]
     files.write_text(json.dumps({"version": 1, "messages": turn * 150}))
-    person = sit_down()
+    person = sit_down(main=("-c", SLOW))
     person.sees("the history is fed again: ")
     person.sees("token/s")
     person.type(CTRL_C)
@@ -208,20 +218,32 @@ def test_a_terminal_that_goes_away_loses_nothing(
         person.wait(lambda: len(person.seen) > shown)
     if how == "SIGTERM":
         person.process.send_signal(signal.SIGTERM)
-        assert person.leaves() == 0
+        assert person.leaves() == 128 + signal.SIGTERM
     else:
         person.hang_up()
-        person.process.wait(LIMIT)
+        assert person.process.wait(LIMIT) == 128 + signal.SIGHUP
     roles = [message["role"] for message in json.loads(files.read_text())["messages"]]
     assert roles == ["user", "assistant"] * (1 + (when == "answering"))
     again = sit_down()
     again.sees("resumed ")
 
 
-def read(keys: str, draft: str = "", before: Callable[[], object] = lambda: None) -> str | None:
-    """What the reader makes of keys."""
+def read(
+    keys: str,
+    draft: str = "",
+    before: Callable[[], object] = lambda: None,
+    running: Callable[[Terminal], object] = lambda reader: None,
+) -> str | None:
+    """What the reader makes of keys. running: is called once the prompt runs."""
     with create_pipe_input() as keyboard, Signals() as signals:
         reader = Terminal(signals, ["one", "two"], input=keyboard, output=DummyOutput())
+        leave_early = reader._leave_early
+
+        def begin() -> None:
+            leave_early()
+            running(reader)
+
+        reader._leave_early = begin  # type: ignore[method-assign]
         keyboard.send_text(keys)
         before()
         return reader.read(draft)
@@ -247,10 +269,12 @@ def test_keys(keys: str, draft: str, message: str | None) -> None:
 def test_a_signal_to_leave_ends_the_prompt() -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
 
-    def later() -> None:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    def while_waiting(reader: Terminal) -> None:
+        loop = reader._session.app.loop
+        assert loop is not None
+        loop.call_soon(signal.raise_signal, signal.SIGTERM)
 
-    assert read("half a line", before=later) is None
+    assert read("half a line", running=while_waiting) is None
     assert read("half a line", before=lambda: signal.raise_signal(signal.SIGTERM)) is None
     assert {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)} == before
 

@@ -38,6 +38,9 @@ def read(path: Path) -> History | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror or error}; give another name"
+        raise Refusal("9.1", what, {"path": str(path)}) from None
     try:
         found = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -84,16 +87,17 @@ def checked_messages(messages: Any) -> list[dict[str, str]]:
     if not isinstance(messages, list):
         raise _wrong("its messages are no list")
     roles = ("system", "user", "assistant")
-    for index, message in enumerate(messages):
+    for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or message.keys() != {"role", "content"}:
-            raise _wrong(f"message {index} is not a role and a content", message=index)
+            raise _wrong(f"message {number} is not a role and a content", message=number)
         role, content = message["role"], message["content"]
         if role not in roles:
-            raise _wrong(f"message {index} has the role {role!r}, none of {', '.join(roles)}")
-        if role == "system" and index and messages[index - 1]["role"] != "system":
-            raise _wrong(f"message {index} is a system prompt after other messages", message=index)
+            raise _wrong(f"message {number} has the role {role!r}, none of {', '.join(roles)}")
+        if role == "system" and number > 1 and messages[number - 2]["role"] != "system":
+            what = f"message {number} is a system prompt after other messages"
+            raise _wrong(what, message=number)
         if not isinstance(content, str) or any("\ud800" <= c <= "\udfff" for c in content):
-            raise _wrong(f"the content of message {index} is no text", message=index)
+            raise _wrong(f"the content of message {number} is no text", message=number)
     return [dict(message) for message in messages]
 
 

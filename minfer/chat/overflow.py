@@ -60,7 +60,8 @@ def shorter(
         piece = None if forbidden else removable(stream, prompt, rest)
         left = stream.without(*piece) if piece else stream
         size = len(left.joined(rest, tokenizer).tokens) + more
-        why = "" if piece else forbidden or "its turns do not match the rows"
+        unlike = "its turns do not match the rows" if stream.tokens else "they are not in the cache"
+        why = "" if piece else forbidden or unlike
         return Shorter(turns, starts[turns] - n_system, rest, piece, why, size)
 
     may_go = range(1, len(starts))

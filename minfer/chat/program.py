@@ -8,7 +8,7 @@ from pathlib import Path
 
 from minfer.chat.conversation import Conversation
 from minfer.chat.events import Event, Token
-from minfer.chat.reading import Reader, as_typed
+from minfer.chat.reading import Reader, as_sent, as_typed
 from minfer.chat.session import RENDERED, Opened, Session
 from minfer.chat.showing import Show, speeds
 from minfer.chat.signals import Signals
@@ -45,6 +45,7 @@ class Program:
         self._max_tokens, self._stops = max_tokens, stops
         self._timing = Timing()
         self._done = False
+        self._error = ""  # the last one told since the last line
         self._draft = as_typed(session.unanswered)
         self._commands: dict[str, Callable[[str], None]] = {
             "save": self._save,
@@ -62,18 +63,19 @@ class Program:
             while not self._done and not self._signals.leave:
                 with self._told():
                     draft, self._draft = self._draft, ""
-                    line = self._reader.read(draft)
+                    line, self._error = self._reader.read(draft), ""
                     if line is None:
                         break
                     self._take(line)
                 self._signals.stop = False
         finally:
-            self._save_session()
+            self._leave()
 
     def _begin(self) -> None:
         opened, talk = self._opened, self._talk
         if opened.reason:
-            what = "the history is fed again" if opened.how == RENDERED else "not bitwise"
+            fed = "the history is fed again" if talk.messages else "the cache is not taken over"
+            what = fed if opened.how == RENDERED else "not bitwise"
             self._show.note(f"{what}: {opened.reason}")
         if opened.how == RENDERED:
             with self._told(), closing(talk.catch_up(self._timing)) as events:
@@ -97,14 +99,20 @@ class Program:
             self._show.note(f"the last message has no answer: {self._session.unanswered}")
 
     def _take(self, line: str) -> None:
-        if line.startswith("/") and not line.startswith("//"):
-            name, _, rest = line[1:].partition(" ")
-            if name not in self._commands:
-                known = ", ".join(f"/{known}" for known in self._commands)
-                raise Refusal("9.1", f"/{name} is none of {known}; //{name} sends it as text")
-            self._commands[name](rest.strip())
-        elif line.strip():
-            self._say(line[1:] if line.startswith("//") else line)
+        text = line.lstrip()
+        if text.startswith("/") and not text.startswith("//"):
+            name, *rest = text[1:].split(maxsplit=1) or [""]
+            self._command(name, "".join(rest).rstrip())
+        elif text:
+            self._say(as_sent(line))
+
+    def _command(self, name: str, rest: str) -> None:
+        if name not in self._commands:
+            known = ", ".join(f"/{known}" for known in self._commands)
+            raise Refusal("9.1", f"/{name} is none of {known}; //{name} sends it as text")
+        if rest and name != "save":
+            raise Refusal("9.1", f"/{name} takes nothing; //{name} ... sends it as text")
+        self._commands[name](rest)
 
     def _say(self, content: str) -> None:
         self._session.unanswered, self._draft = content, as_typed(content)
@@ -139,16 +147,18 @@ class Program:
         try:
             yield
         except Refusal as refusal:
-            self._show.error(refusal)
+            if refusal.message != self._error:
+                self._show.error(refusal)
+            self._error = refusal.message
 
     def _save(self, name: str) -> None:
-        path = self._session.save(self._talk, Path(name) if name else None)
+        path = self._session.save(self._talk, Path(name).expanduser() if name else None)
         if path is None:
             raise Refusal("9.1", "this chat has no --session; give a name, /save FILE")
         self._show.saved(str(path), self._talk.rows.written)
 
-    def _save_session(self) -> None:
-        path = self._session.save(self._talk)
+    def _leave(self) -> None:
+        path = self._session.leave(self._talk)
         if path is not None:
             self._show.saved(str(path), self._talk.rows.written)
 
@@ -176,6 +186,7 @@ class Program:
 
     def _reset(self, _: str) -> None:
         self._talk.reset()
+        self._timing = Timing()
         self._session.unanswered = ""
         self._session.write(self._talk)
         self._show.note("forgot everything but the system prompt")

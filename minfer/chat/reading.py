@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Protocol
 
 from minfer.chat.signals import Signals
@@ -14,6 +15,7 @@ from minfer.errors import Refusal
 PROMPT, CONTINUED = "> ", ". "
 WAIT = 0.1  # seconds between two looks at signals
 READ = 1 << 16  # bytes at once
+DRAFT = 2000  # characters of a message that is put back into the line
 
 
 class Reader(Protocol):
@@ -85,6 +87,7 @@ class Terminal:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.history import InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.renderer import CPR_Support
 
         keys = KeyBindings()
         keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
@@ -95,16 +98,25 @@ class Terminal:
             key_bindings=keys,
             multiline=True,
             prompt_continuation=CONTINUED,
+            enable_suspend=True,
             **options,
         )
+        # Not every terminal answers where its cursor is, and then a warning would come.
+        self._session.app.renderer.cpr_support = CPR_Support.NOT_SUPPORTED
 
     def read(self, draft: str) -> str | None:
+        """A draft that would fill the screen is left to the history of lines."""
+        hint = ""
+        if len(draft) > DRAFT:
+            draft, hint = "", "the up arrow brings the message back"
         while True:
             try:
                 with self._signals.waking(self._end):
-                    return self._session.prompt(PROMPT, default=draft, pre_run=self._leave_early)
+                    return self._session.prompt(
+                        PROMPT, default=draft, placeholder=hint, pre_run=self._leave_early
+                    )
             except KeyboardInterrupt:
-                draft = ""
+                draft = hint = ""
             except EOFError:
                 return None
 
@@ -122,4 +134,30 @@ class Terminal:
 
 def as_typed(message: str) -> str:
     """The line that sends `message`: one slash more where it would be a command."""
-    return f"/{message}" if message.startswith("/") else message
+    text = message.lstrip()
+    return message[: len(message) - len(text)] + "/" + text if text.startswith("/") else message
+
+
+def as_sent(line: str) -> str:
+    """The message that `line` sends, without the slash that keeps it from being a command."""
+    text = line.lstrip()
+    return line[: len(line) - len(text)] + text[1:] if text.startswith("//") else line
+
+
+@contextmanager
+def unseen_keys() -> Iterator[None]:
+    """Keys at a terminal wait for the prompt, which shows them: they mix with no answer."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = termios.tcgetattr(sys.stdin)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # a terminal that has gone away
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

@@ -10,12 +10,14 @@ from typing import Any
 
 from minfer.chat import history
 from minfer.chat.conversation import Conversation
+from minfer.chat.files import AWAY, Seen, cache_of, refuse_foreign, refuse_no_file
 from minfer.chat.history import History
 from minfer.chat.state import Saved, host_state, parsed
 from minfer.engine import Engine
 from minfer.errors import Refusal
 from minfer.models.sampling import Sampling
 
+QUOTED = 60  # characters of a message that another message has
 NEW, RESUMED, RENDERED = "new", "resumed", "rendered"
 
 
@@ -39,9 +41,14 @@ class Session:
     def __init__(self, path: Path | None, system: str | None) -> None:
         """Reads the history. system: what `--system` says, None where it is not given.
 
-        Refuses a broken history, a system prompt that contradicts it, and a cache without one.
+        Refuses a broken history, a system prompt that contradicts it, a cache without one, and a
+        cache file that is none or of another version.
         """
+        if path:
+            refuse_no_file(path)
         self.path = path
+        self._files = [Seen(path), Seen(cache_of(path))] if path else []
+        self._saved: object = None  # the conversation as the cache file has it
         self._system = [{"role": "system", "content": system}] if system else []
         self._found: History | None = history.read(path) if path else None
         self.unanswered = self._found.unanswered if self._found else ""
@@ -50,10 +57,12 @@ class Session:
         if path and not self._found and cache_of(path).exists():
             raise Refusal(
                 "9.1",
-                f"{cache_of(path)} is there and {path} is not: a new chat would overwrite it; move "
-                "it away or give another name",
+                f"{cache_of(path)} is there and {path} is not: a new chat would overwrite it; "
+                f"{AWAY}",
                 {"path": str(path)},
             )
+        if path:
+            refuse_foreign(cache_of(path))
 
     def _refuse_other_system(self, found: History) -> None:
         known = [message for message in found.messages if message["role"] == "system"]
@@ -71,14 +80,22 @@ class Session:
         """The conversation, resumed where the cache matches; else its messages are to be fed."""
         found = self._found or History(self._system, None)
         talk = Conversation(engine, found.messages, sampling=sampling, started=found.started)
-        if not self.path or not self._found:
-            self.write(talk)
-            return talk, Opened(NEW)
+        opened = Opened(NEW)
+        if self.path and self._found:
+            opened = self._resumed(self.path, talk, sampling)
+        else:
+            self._write(talk, "give another --session")
+        self._saved = said(talk)
+        return talk, opened
+
+    def _resumed(self, path: Path, talk: Conversation, sampling: Sampling) -> Opened:
+        there = cache_of(path).exists()
         try:
-            return talk, Opened(RESUMED, self._resume(talk, sampling))
+            return Opened(RESUMED, self._resume(talk, sampling))
         except Refusal as refusal:
             start_over(talk)
-            return talk, Opened(RENDERED, refusal.message)
+            replaced = f"; the next save replaces {cache_of(path)}" if there else ""
+            return Opened(RENDERED, refusal.message + replaced)
 
     def _resume(self, talk: Conversation, sampling: Sampling) -> str:
         """Take the cache over; returns why going on is not bitwise. Refuses with the reason."""
@@ -97,47 +114,70 @@ class Session:
         return resumed.differs
 
     def write(self, talk: Conversation) -> None:
-        """Write the history."""
+        """Write the history; refuses files that somebody else changed."""
+        self._write(talk, "/save it elsewhere")
+
+    def _write(self, talk: Conversation, way_out: str) -> None:
         if self.path:
-            write_history(self.path, talk, self.unanswered)
+            for file in self._files:
+                file.refuse_changed()
+            write_history(self.path, talk, self.unanswered, way_out)
+            self._files[0].look()
+
+    def leave(self, talk: Conversation) -> Path | None:
+        """Save at the end of a chat, unless nothing was said and there is a cache file already."""
+        if self.path and said(talk) == self._saved and cache_of(self.path).exists():
+            return None
+        return self.save(talk)
 
     def save(self, talk: Conversation, path: Path | None = None) -> Path | None:
         """Write history and cache, in this order; returns where, None without a session.
 
-        path: other files, which are not there yet; refused where one is.
+        path: other files, which are not there yet; refused where one is. Refuses files of the
+        session that somebody else changed, and a model on several devices.
         """
         target = path or self.path
         if target is None:
             return None
+        talk.engine.store.refuse_several_stretches("save")
+        own = target == self.path
         with told_as_refusal(target):
-            for file in (target, cache_of(target)) if path and path != self.path else ():
+            for file in () if own else (target, cache_of(target)):
                 if file.exists():
                     raise Refusal("9.1", f"{file} is there already; give a new name")
-        write_history(target, talk, self.unanswered)
+        if own:
+            self.write(talk)
+        else:
+            write_history(target, talk, self.unanswered)
         with told_as_refusal(cache_of(target)):
             talk.engine.save(cache_of(target), host_state(talk))
+        if own:
+            self._files[1].look()
+            self._saved = said(talk)
         return target
 
 
-def cache_of(path: Path) -> Path:
-    """Where the cache of a history is."""
-    return path.with_name(path.name + ".kv")
+def said(talk: Conversation) -> object:
+    """What is another after every turn, and after turns were forgotten."""
+    return talk.started, [*talk.messages], talk.sampler.state()
 
 
-def write_history(path: Path, talk: Conversation, unanswered: str) -> None:
+def write_history(
+    path: Path, talk: Conversation, unanswered: str, way_out: str = "/save it elsewhere"
+) -> None:
     more = [{"role": "user", "content": unanswered}] if unanswered else []
-    with told_as_refusal(path):
+    with told_as_refusal(path, way_out):
         history.write(path, [*talk.messages, *more], talk.started, talk.left_out)
 
 
 @contextmanager
-def told_as_refusal(path: Path) -> Iterator[None]:
+def told_as_refusal(path: Path, way_out: str = "/save it elsewhere") -> Iterator[None]:
     """A full disk or a folder that is gone ends no chat."""
     try:
         yield
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        what = f"{path} cannot be written: {why or error}; /save it elsewhere"
+        what = f"{path} cannot be written: {why or error}; {way_out}"
         raise Refusal("8.3", what, {"path": str(path)}) from error
 
 
@@ -147,12 +187,18 @@ def refuse_edited(path: Path, saved: Saved, talk: Conversation) -> None:
     pairs = enumerate(zip(ours, theirs, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
     if same < max(len(ours), len(theirs)):
-        what = f"is of {len(theirs)} messages and the history has {len(ours)}"
+        many = "1 message" if len(theirs) == 1 else f"{len(theirs)} messages"
+        what = f"is of {many} and the history has {len(ours)}"
         if same < min(len(ours), len(theirs)):
-            what = f"is of another history: message {same} was edited"
+            what = f"is of another history: message {same + 1}, {quoted(ours[same])}, was edited"
         raise Refusal("9.1", f"{path} {what}", {"message": same})
     if saved.started != talk.started:
         raise Refusal("9.1", f"{path} is of a chat started at {saved.started}, not {talk.started}")
+
+
+def quoted(message: dict[str, str]) -> str:
+    content = message["content"]
+    return repr(content if len(content) <= QUOTED else content[:QUOTED] + "...")
 
 
 def start_over(talk: Conversation) -> None:

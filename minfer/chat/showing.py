@@ -13,9 +13,12 @@ from minfer.errors import Refusal
 from minfer.ops import DECODE, PREFILL
 from minfer.timing import Timing
 
+WIDTH = len("prefill tokens per second")
 LONG = 2 * CHUNK  # tokens to feed from which on a terminal shows a bar
-# What a terminal takes for commands, but for line ends and tabs.
-CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10}, "\ufffd") | {13: ""}
+# What a terminal takes for commands, but for line ends and tabs, and what turns text around.
+TURNING = {0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+CONTROLS = {*range(32), *range(127, 160), *TURNING} - {9, 10}
+SAFE = dict.fromkeys(CONTROLS, "\ufffd") | {13: ""}
 
 
 class Show(Protocol):
@@ -44,6 +47,10 @@ class Text:
             "resumed": f"resumed {facts['tokens']} tokens",
             "rendered": f"rendered {facts['tokens']} tokens again",
         }[facts["state"]]
+        if facts["state"] == "rendered" and not facts["tokens"]:
+            begun = "no turns yet"
+            if facts["messages"]:
+                begun = "nothing was fed; the next message brings what fits of the history"
         where = f"{facts['session']}: " if facts["session"] else ""
         seed = "" if facts["seed"] is None else f"; seed {facts['seed']}"
         cache = f"cache {facts['cache_type']} for {facts['n_ctx']} cells"
@@ -57,7 +64,7 @@ class Text:
         elif isinstance(event, Dropped):
             self.note(str(event))
         elif event.text:
-            shown = event.text.translate(CONTROLS) if self._terminal else event.text
+            shown = event.text.translate(SAFE) if self._terminal else event.text
             print(shown, end="", file=self._out, flush=True)
             self._open = True
 
@@ -80,18 +87,22 @@ class Text:
             self.note(f"(cut off by {why[str(answer.finish_reason)]})")
 
     def note(self, text: str) -> None:
-        """A line of its own; an answer that is under way goes on in a new one."""
+        """A line of its own; an answer that is under way goes on in a new one.
+
+        Whatever file its text is from, it steers no terminal.
+        """
         if self._bar is not None:
             self._bar.close()
             self._bar = None
         if self._open:
             self._open = False
             print(file=self._out, flush=True)
-        print(text, file=self._remarks, flush=True)
+        print(text.translate(SAFE), file=self._remarks, flush=True)
 
     def stats(self, facts: dict[str, Any]) -> None:
         for name, value in facts.items():
-            self.note(f"{name.replace('_', ' '):24} {value}")
+            if name != "cache_bytes":  # `cache` has them for people
+                self.note(f"{name.replace('_', ' '):{WIDTH}} {value}")
 
     def saved(self, path: str, tokens: int) -> None:
         self.note(f"saved {path} and {path}.kv, {tokens} tokens")

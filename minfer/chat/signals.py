@@ -15,12 +15,13 @@ LEAVE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr
 class Signals:
     """A block in which an interrupt ends no program.
 
-    stop: an interrupt came since this was last set to False. leave: the program is to end.
+    stop: an interrupt came since this was last set to False. leave: the number of a signal that
+    is to end the program, 0 before.
     """
 
     def __init__(self) -> None:
         self.stop = False
-        self.leave = False
+        self.leave = 0
         self._wake: Callable[[], None] | None = None
         self._before: dict[int, Any] = {}
 
@@ -52,6 +53,6 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
-        self.leave = self.leave or number in LEAVE
+        self.leave = self.leave or (number if number in LEAVE else 0)
         if self._wake is not None:
             self._wake()
