@@ -81,6 +81,7 @@ def test_another_backend_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_goes_on_to_the_bit(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
     write_tiny_gguf(tmp_path / "m.gguf", n_layer=1)
     first, second = (
         Engine.load(tmp_path / "m.gguf", device=under_test.device, n_ctx=24) for _ in range(2)
