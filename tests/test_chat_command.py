@@ -191,9 +191,15 @@ def test_a_text_that_begins_with_a_slash(chat, tmp_path: Path) -> None:
 
 def test_errors_are_told_and_the_chat_goes_on(chat) -> None:
     long = "x" * 400
-    done = chat(f"hello\n{long}\n/undo\n/undo\n/save\n".encode() + b"\xff\nand\n", "--json")
+    lines = f"hello\n{long}\n/undo\n/undo\n/undo\n/save\n".encode() + b"\xff\nand\n"
+    done = chat(lines, "--json")
     kinds = [e["event"] for e in events(done) if e["event"] != "token"]
-    assert kinds == ["start", "answer", "error", "note", "error", "error", "error", "answer"]
+    assert kinds == [
+        *("start", "answer", "error", "note", "note", "error", "error", "error", "answer")
+    ]
+    unanswered, turn = (e["text"] for e in only(done, "note"))
+    assert unanswered == f"forgot the message without an answer: {long}"
+    assert turn == "forgot the turn that began: hello"
     too_long, nothing, nowhere, no_text = only(done, "error")
     assert (too_long["rule"], too_long["exit_code"]) == ("9.2", 2)
     assert "n_ctx is 256" in too_long["message"]
@@ -347,16 +353,17 @@ def test_a_signal_to_leave_saves(
         assert until(process, "start")["tokens"] == tokens
 
 
-def test_the_end_of_a_terminal_that_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with Signals() as signals:
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(number) is signal.SIG_IGN
             signal.raise_signal(signal.SIGTERM)
             assert signals.leave
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_an_interrupt_while_waiting_leaves_and_saves(tiny_gguf: Path, tmp_path: Path) -> None:

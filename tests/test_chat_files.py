@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +171,45 @@ def test_several_devices_have_no_session(
     write_tiny_gguf(model, seed=5)
     done = call("chat", model, "--device", "cpu:1,cpu:1", "--session", path, "--n-ctx", 64)
     assert done.code == 2 and "2 stretches" in done.err and list(tmp_path.iterdir()) == [model]
+
+
+def test_an_answer_is_in_the_file_before_it_is_told(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Who was told of it may end the program at once."""
+    path = tmp_path / "c.json"
+    argv = [sys.executable, "-m", "minfer", "chat", tiny_gguf, "--session", path, "--json"]
+    with subprocess.Popen(
+        [*map(str, argv), "-n", "4"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin and child.stdout
+        child.stdin.write("hello\n")
+        child.stdin.flush()
+        told = next(e for e in map(json.loads, child.stdout) if e["event"] == "answer")
+        child.kill()
+    kept = json.loads(path.read_text())["messages"][-1]
+    assert kept == {"role": "assistant", "content": told["text"]}
+
+
+def test_the_cache_file_takes_no_history(
+    call, tiny_gguf: Path, tmp_path: Path, monkeypatch
+) -> None:
+    path = tmp_path / "c.json"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe(f"hello\n/save {path}.kv\n")))
+    done = call("chat", tiny_gguf, "--session", path, "-n", 4)
+    assert done.code == 0 and "is for the cache of this chat" in done.err
+
+
+def test_a_name_that_is_a_pipe_is_refused(call, tiny_gguf: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = call("chat", tiny_gguf, "--session", tmp_path / "pipe")
+    assert done.code == 2 and "names no regular file" in done.err
+
+
+def pipe(text: str) -> io.BufferedReader:
+    """A pipe with this text in it."""
+    out, into = os.pipe()
+    os.write(into, text.encode())
+    os.close(into)
+    return open(out, "rb")  # noqa: PTH123

@@ -156,9 +156,22 @@ STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "id": (lambda s: s["stream_tokens"].__setitem__(3, 289), "token of stream_tokens 289 is above"),
     "id type": (lambda s: s["stream_tokens"].__setitem__(3, 1.0), "is no whole number"),
     "fewer ids": (lambda s: s["stream_tokens"].pop(), "current_pos"),
-    "fewer rows": (
-        lambda s: s.update(stream_tokens=s["stream_tokens"][:-1], current_pos=s["current_pos"] - 1),
+    "more rows": (
+        lambda s: s.update(
+            stream_tokens=s["stream_tokens"] + s["pending"],
+            current_pos=s["current_pos"] + 1,
+            pending=[],
+        ),
         "rows {0: ",
+    ),
+    "another id": (lambda s: s["stream_tokens"].__setitem__(6, 90), "do not spell its text"),
+    "another pending": (lambda s: s.update(pending=[90]), "do not spell its text"),
+    "no text": (lambda s: s.update(text="", marks=[], need_insert_eot=False), "do not spell"),
+    "half a turn": (lambda s: s.update(left_out=1), "1 messages left out are no whole turns"),
+    "all left out": (lambda s: s.update(left_out=4), "4 messages left out are no whole turns"),
+    "version that is true": (
+        lambda s: s.update(version=True),
+        "has version True",
     ),
     "position": (lambda s: s.update(current_pos=True), "current_pos True is no whole number"),
     "turn": (lambda s: s.update(turn_pos=999), "turn_pos 999 is above"),

@@ -20,10 +20,10 @@ from chats import LONG
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from minfer import Engine
+from minfer import Engine, Refusal
 from minfer.chat.events import Token
 from minfer.chat.program import Program
-from minfer.chat.reading import Terminal
+from minfer.chat.reading import Terminal, checked_text
 from minfer.chat.session import Session
 from minfer.chat.showing import Text
 from minfer.chat.signals import Signals
@@ -316,3 +316,27 @@ def test_a_terminal_gets_no_commands_from_a_model() -> None:
     for terminal in (True, False):
         Text(out, out, terminal=terminal).event(Token(5, "a\x1b[2J\t\x9b\r\n"))
     assert out.getvalue() == "a\ufffd[2J\t\ufffd\na\x1b[2J\t\x9b\r\n"
+
+
+def test_a_dumb_terminal_is_read_line_by_line(tiny_gguf: Path) -> None:
+    """It can place no cursor; a signal ends the chat there too."""
+    master, slave = os.openpty()
+    argv = [sys.executable, "-m", "minfer", "chat", str(tiny_gguf), "-n", "4"]
+    env = {**os.environ, "TERM": "dumb"}
+    with subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, env=env) as child:
+        os.close(slave)
+        seen = b""
+        while b"new chat" not in seen:
+            seen += os.read(master, 1000)
+        os.write(master, b"hello\n")
+        while seen.count(b"(cut off by -n)") < 1:
+            seen += os.read(master, 1000)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 128 + signal.SIGTERM
+    os.close(master)
+
+
+def test_bytes_that_are_no_text_are_refused_at_the_line() -> None:
+    assert checked_text("grün", "the line") == "grün"
+    with pytest.raises(Refusal, match="character 1 of the line is no text"):
+        checked_text("a\udcff", "the line")

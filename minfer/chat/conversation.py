@@ -105,7 +105,8 @@ class Conversation:
         content = self.messages[turns[-1]]["content"]
         before = self.messages, self.left_out
         self.messages = self.messages[: turns[-1]]
-        self.left_out = min(self.left_out, len(self.messages) - len(self.system))
+        if self.left_out >= len(self.messages) - len(self.system):
+            self.left_out = 0  # there is room again for turns that had to leave
         try:
             base = Stream()
             if self._has_turns():

@@ -47,8 +47,9 @@ def cache_of(path: Path) -> Path:
 
 def refuse_no_file(path: Path) -> None:
     """Refuse a name that no history can have."""
-    if not path.name or path.is_dir():
-        what = f"--session {str(path)!r} names a folder, not a file; give the name of a file"
+    if not path.name or (path.exists() and not path.is_file()):
+        kind = "a folder, not a file" if not path.name or path.is_dir() else "no regular file"
+        what = f"--session {str(path)!r} names {kind}; give the name of a file"
         raise Refusal("9.1", what, {"path": str(path)})
 
 

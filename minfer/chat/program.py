@@ -128,9 +128,10 @@ class Program:
                 self._session.unanswered = self._draft = ""
                 if held:
                     self._show.event(Token(None, held))
-                self._show.answer(answer)
-            with self._told():
+            with self._told():  # before the answer is told of: who was told may rely on the file
                 self._session.write(self._talk)
+            if answer.finish_reason:
+                self._show.answer(answer)
         if answer.taken_back:
             self._show.note("stopped before the answer; the message was taken back")
 
@@ -179,10 +180,12 @@ class Program:
         )
 
     def _undo(self, _: str) -> None:
-        content = self._talk.undo()
-        self._session.unanswered = ""
+        content, what = self._session.unanswered, "the message without an answer"
+        if not content:
+            content, what = self._talk.undo(), "the turn that began"
+        self._session.unanswered = self._draft = ""
         self._session.write(self._talk)
-        self._show.note(f"forgot the turn that began: {content}")
+        self._show.note(f"forgot {what}: {content}")
 
     def _reset(self, _: str) -> None:
         self._talk.reset()

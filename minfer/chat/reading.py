@@ -112,9 +112,10 @@ class Terminal:
         while True:
             try:
                 with self._signals.waking(self._end):
-                    return self._session.prompt(
+                    line = self._session.prompt(
                         PROMPT, default=draft, placeholder=hint, pre_run=self._leave_early
                     )
+                return checked_text(line, "the line")
             except KeyboardInterrupt:
                 draft = hint = ""
             except EOFError:
@@ -130,6 +131,16 @@ class Terminal:
         app = self._session.app
         if self._signals.leave and app.is_running and not app.is_done:
             app.exit(exception=EOFError())
+
+
+def checked_text(text: str, what: str) -> str:
+    """`text`; refused where it holds bytes that were typed and are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"character {error.start} of {what} is no text in this terminal's encoding"
+        raise Refusal("0.2", f"{message}; type it again, in UTF-8", {"at": error.start}) from None
+    return text
 
 
 def as_typed(message: str) -> str:

@@ -141,6 +141,8 @@ class Session:
             return None
         talk.engine.store.refuse_several_stretches("save")
         own = target == self.path
+        if self.path and target == cache_of(self.path):
+            raise Refusal("9.1", f"{target} is for the cache of this chat; give another name")
         with told_as_refusal(target):
             for file in () if own else (target, cache_of(target)):
                 if file.exists():

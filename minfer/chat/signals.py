@@ -27,10 +27,10 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            # A program that was told to outlive its terminal ignores its end.
-            leave = [n for n in LEAVE if signal.getsignal(n) is not signal.SIG_IGN]
-            for number in (signal.SIGINT, *leave):
-                self._before[number] = signal.signal(number, self._note)
+            for number in (signal.SIGINT, *LEAVE):
+                # A program that was told to outlive its terminal, or its keys, ignores them.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(

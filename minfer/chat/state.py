@@ -70,8 +70,8 @@ class Saved:
 
 def parsed(state: Any, tokenizer: Tokenizer) -> Saved:
     """The state that `host_state` gave; refuses any other, naming what is wrong."""
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        version = state.get("version") if isinstance(state, dict) else None
+    version = state.get("version") if isinstance(state, dict) else None
+    if type(version) is not int or version != VERSION:
         raise Refusal(
             "9.1",
             f"the state of the chat in it has version {version!r} and this minfer reads {VERSION}",
@@ -81,15 +81,21 @@ def parsed(state: Any, tokenizer: Tokenizer) -> Saved:
     stream = _stream(state, tokenizer)
     end = len(stream.tokens)
     _whole(state, "current_pos", end, low=end)
+    if _unspaced(spelled(stream, tokenizer)) != _unspaced(stream.text):
+        raise _wrong("its tokens do not spell its text")
     if _typed(state, "need_insert_eot", bool) != lacks_end(messages, stream.text):
         raise _wrong("need_insert_eot contradicts the messages and the text")
+    left_out, n_system = state.get("left_out"), leading_system(messages)
+    left_out = whole_number(left_out, "left_out", "9.1", high=len(messages) - n_system)
+    if left_out and [m["role"] for m in messages[n_system + left_out :]][:1] != ["user"]:
+        raise _wrong(f"{left_out} messages left out are no whole turns")
     sampler = _typed(state, "prev_tokens", dict)
     seed = sampler.get("seed")
     Sampler(Sampling(seed=seed), tokenizer.n_vocab).restore(sampler)
     return Saved(
         started=checked_time(state.get("started")),
         messages=messages,
-        left_out=_whole(state, "left_out", len(messages) - leading_system(messages)),
+        left_out=left_out,
         stream=stream,
         turn=_whole(state, "turn_pos", end),
         seed=seed,
@@ -116,6 +122,19 @@ def _stream(state: dict[str, Any], tokenizer: Tokenizer) -> Stream:
         if one.at >= other.at or one.end > other.start:
             raise _wrong(f"marks at {one.at} and {other.at} are not in order")
     return Stream(tokens, text, marks, tuple(pending))
+
+
+def spelled(stream: Stream, tokenizer: Tokenizer) -> str:
+    """What the tokens spell, the pending one too; control tokens only where the template is."""
+    own = {mark.at for mark in stream.marks}
+    tokens = enumerate([*stream.tokens, *stream.pending])
+    data = b"".join(tokenizer.token_bytes(token, special=at in own) for at, token in tokens)
+    return data.decode(errors="replace")
+
+
+def _unspaced(text: str) -> str:
+    # Some vocabularies put a space in front of every piece that is encoded.
+    return text.replace(" ", "")
 
 
 def _ids(state: dict[str, Any], key: str, tokenizer: Tokenizer) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minfer.chat.program import Program
-from minfer.chat.reading import Lines, Reader, Terminal, as_typed, unseen_keys
+from minfer.chat.reading import Lines, Reader, Terminal, as_typed, checked_text, unseen_keys
 from minfer.chat.session import Session
 from minfer.chat.showing import show
 from minfer.chat.signals import Signals
@@ -25,11 +25,15 @@ def chat(args: argparse.Namespace) -> int:
     """
     if args.max_tokens is not None:
         whole_number(args.max_tokens, "-n", "10", low=1)
+    if args.system is not None:
+        checked_text(args.system, "--system")
     sampling = sampling_of(args)
     session = Session(None if args.session is None else Path(args.session), args.system)
     terminal = not args.json and all(s and s.isatty() for s in (sys.stdin, sys.stdout))
-    if terminal:
-        import prompt_toolkit  # noqa: F401  a missing package is told before the model is loaded
+    if terminal:  # a missing package is told before the model is loaded
+        import prompt_toolkit.utils
+
+        terminal = not prompt_toolkit.utils.is_dumb_terminal()  # which reads lines like a pipe
     engine = load_engine(args, args.cache_type, args.n_ctx)
     if args.session is not None:
         engine.store.refuse_several_stretches("save")
