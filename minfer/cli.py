@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +20,7 @@ from minfer.errors import Refusal
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+SIGNALS = 128  # and its number: what a signal ended
 LINE = 1000  # characters of a complaint
 OPTIONAL = {  # what the extras `cpu` and `models` install
     *("numba", "llvmlite"),
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings.check_flags()
         module, function = args.command.split(".")
         code = getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
-        sys.stdout.flush()
+        with _gone_terminal() if code and code > SIGNALS else contextlib.nullcontext():
+            sys.stdout.flush()
         return code or 0
     except Refusal as refusal:
         return _complain(str(refusal), refusal.exit_code)
@@ -73,6 +75,15 @@ def _open_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _gone_terminal() -> Iterator[None]:
+    """What cannot be printed any more is no error of a program that left because of that."""
+    try:
+        yield
+    except OSError:
+        _discard(sys.stdout)
 
 
 def _discard(stream: TextIO) -> None:
