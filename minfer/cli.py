@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -38,8 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings.check_flags()
         module, function = args.command.split(".")
         code = getattr(importlib.import_module(f"minfer.commands.{module}"), function)(args)
-        with _gone_terminal() if code and code > SIGNALS else contextlib.nullcontext():
-            sys.stdout.flush()
+        if code and code > SIGNALS:
+            _let_go()
+        sys.stdout.flush()
         return code or 0
     except Refusal as refusal:
         return _complain(str(refusal), refusal.exit_code)
@@ -77,13 +78,13 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-@contextlib.contextmanager
-def _gone_terminal() -> Iterator[None]:
-    """What cannot be printed any more is no error of a program that left because of that."""
-    try:
-        yield
-    except OSError:
-        _discard(sys.stdout)
+def _let_go() -> None:
+    """Of a program that a signal ended: what its terminal, gone perhaps, takes no more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _discard(stream)
 
 
 def _discard(stream: TextIO) -> None:
