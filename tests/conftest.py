@@ -132,3 +132,13 @@ def smollm2_transformers(smollm2: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+
+
+@pytest.fixture(params=["small pieces", "one piece"])
+def sized(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of session files come in pieces of two f32 rows, or all in one."""
+    from minfer.kv.session import pieces, reading
+    from minfer.sessions import rows as session_rows
+
+    for module in (pieces, reading, session_rows):
+        monkeypatch.setattr(module, "PIECE_BYTES", 512 if "small" in request.param else 4 << 20)

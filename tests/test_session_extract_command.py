@@ -13,9 +13,8 @@ from stores import FORMATS, make_store
 
 from minfer import Refusal
 from minfer.commands.session_files import parse_layers
-from minfer.kv.session import pieces, reading
+from minfer.kv.session import reading
 from minfer.kv.session.header import HEADER, parse
-from minfer.sessions import rows as session_rows
 from minfer.sessions.extracting import write_session
 from minfer.sessions.opening import verified
 from minfer.sessions.proving import prove
@@ -25,13 +24,6 @@ from minfer.sessions.proving import prove
 def call(call):
     """`minfer session extract` in this process."""
     return functools.partial(call, "session", "extract")
-
-
-@pytest.fixture(params=["small pieces", "one piece"])
-def sized(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of two f32 rows, or of all."""
-    for module in (pieces, reading, session_rows):
-        monkeypatch.setattr(module, "PIECE_BYTES", 512 if "small" in request.param else 4 << 20)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -13,12 +13,10 @@ from stores import FORMATS, Told, make_store
 
 from minfer import Refusal
 from minfer.kv.runs import Counts, Entry, Run
-from minfer.kv.session import pieces, reading
 from minfer.kv.session.header import ANY
 from minfer.kv.session.identity import Identity
 from minfer.kv.session.tables import Tables
 from minfer.kv.store import KvStore
-from minfer.sessions import rows as session_rows
 from minfer.sessions.opening import verified
 from minfer.sessions.transcoding import resized
 from minfer.sessions.wording import counted, percent
@@ -28,13 +26,6 @@ from minfer.sessions.wording import counted, percent
 def call(call):
     """`minfer session transcode` in this process."""
     return functools.partial(call, "session", "transcode")
-
-
-@pytest.fixture(params=["small pieces", "one piece"])
-def sized(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of two f32 rows, or of all."""
-    for module in (pieces, reading, session_rows):
-        monkeypatch.setattr(module, "PIECE_BYTES", 512 if "small" in request.param else 4 << 20)
 
 
 PAIRS = [(a, b) for a in FORMATS for b in FORMATS if a != b]
