@@ -40,7 +40,7 @@ numba: Any = _numba
 cgutils: Any = _cgutils
 types: Any = _types
 
-THREADS = Tunable(default=numba.config.NUMBA_NUM_THREADS, values=(1, 2, 4, 8, 16, 32, 64))
+THREADS = Tunable(numba.config.NUMBA_NUM_THREADS, (1, 2, 4, 8, 16, 32, 64), searched=False)
 
 # Work that one worker does alone: waking another costs more than it saves.
 ALONE_PRODUCTS = 1 << 18  # attention: up to so many multiply-adds of scores

@@ -23,7 +23,7 @@ from minfer.kernels_triton._cell import BLOCK_BYTES, CODES, quantize_blocks
 from minfer.kernels_triton._tile import BLOCK
 from minfer.ops import ACTIVATIONS, F32, Config, Tunable, variant
 
-ROUNDED = Tunable(F32, ACTIVATIONS, numeric=True)
+ROUNDED = Tunable(F32, ACTIVATIONS, numeric=True, searched=False)
 TYPES = {"f32": tl.float32, "f16": tl.float16, "bf16": tl.bfloat16}
 ROUNDING = {KvFormat.Q8_0: "q8_0"}  # how products round x, as activations say for the others
 COLUMNS = 16  # rows of x that count as few

@@ -95,11 +95,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Tunable:
-    """A knob. `numeric` ones may change bits and are never tuned by shape (contract 6.4)."""
+    """A knob. `numeric` ones may change bits and are never tuned by shape (contract 6.4).
+
+    values: what a sweep tries; the default need not be among them. searched: False for what the
+    caller decides, such as threads.
+    """
 
     default: Any
     values: tuple[Any, ...]
     numeric: bool = False
+    searched: bool = True
 
 
 @dataclass(frozen=True, eq=False)

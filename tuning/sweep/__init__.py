@@ -1,0 +1,1 @@
+"""`python -m tuning sweep`: experiments on kernel variants."""
