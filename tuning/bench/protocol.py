@@ -34,6 +34,10 @@ class ChildFailed(Exception):
     """A child died, hung or spoke nonsense, and is gone; the text says which."""
 
 
+class ChildHung(ChildFailed):
+    """A child gave no answer in time, and is gone."""
+
+
 class CallFailed(ChildFailed):
     """A child reported an error and lives on."""
 
@@ -86,7 +90,7 @@ class Child:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             self.close()
-            raise ChildFailed(f"gave no answer to {request['do']} in {timeout:g} s") from None
+            raise ChildHung(f"gave no answer to {request['do']} in {timeout:g} s") from None
         except OSError:
             line = None
         if line is None:

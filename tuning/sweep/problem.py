@@ -25,11 +25,11 @@ Judge = Callable[[int, Numerics, Any], Check]
 class Problem:
     """Arguments of an op, and a judge of its answers.
 
-    tensors: in the order of the op, as numpy arrays, canonical regions or None; `tiles` is the
-    function that cuts them for a `block_m`. other: by index, what takes a tensor's place in
-    version 1. changed: indices of the regions that the op changes. read: indices of what is read
-    from memory, which timed calls rotate over copies of. judge: of (version, numerics of the
-    variant, answer on the host).
+    tensors: in the order of the op, as numpy arrays, canonical regions or None, or something with
+    `on(device)` that makes them there; where `TILES` stands, `tiles` cuts them for a `block_m`.
+    other: by index, what takes a tensor's place in version 1. changed: indices of the regions that
+    the op changes. read: indices of what is read from memory, which timed calls rotate over copies
+    of. judge: of (version, numerics of the variant, answer on the host).
     """
 
     op: str
@@ -47,7 +47,7 @@ class Problem:
         return tuple(self.tiles(block_m) if self.tiles and t is TILES else t for t in chosen)
 
 
-TILES = object()  # where `tiles` of a problem go
+TILES = object()  # where the tiles of a problem go
 
 
 @dataclass(frozen=True)
