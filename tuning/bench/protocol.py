@@ -60,9 +60,12 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[Any]:
 
 
 class Child:
-    """A process that answers requests, one at a time. Its stderr is kept for bad news."""
+    """A process that answers requests, one at a time. Its stderr is kept for bad news.
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    environment: None is that of this process.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         self._process = subprocess.Popen(
             list(argv),
@@ -70,6 +73,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             cwd=ROOT,
+            env=environment,
             text=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
