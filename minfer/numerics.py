@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-import numpy as np
-
-from minfer import registry
+from minfer import registry, tuned
 from minfer.device import Device
 from minfer.format import KvFormat
 from minfer.ops import CELLS, F32, KINDS, OPS, PREFILL, WEIGHT, Shape
@@ -39,7 +36,7 @@ def facts(
     package = device.package()
     told = {"device": device.name, "cache type": fmt.value}
     told |= {"weights": " ".join(map(str, weights)), "activations": activations}
-    told |= _environment(package)
+    told |= tuned.made_with(device)
     told["source"] = source_hash(package.__name__.rpartition(".")[2])
     formats = {CELLS: (fmt,), WEIGHT: weights, "": (fmt,)}
     config = {} if activations == F32 else {"activations": activations}
@@ -67,13 +64,6 @@ def fingerprint(of: Mapping[str, str]) -> bytes:
     import xxhash
 
     return bytes(xxhash.xxh3_128_digest(json.dumps(dict(of), sort_keys=True).encode()))
-
-
-@cache
-def _environment(package: ModuleType) -> dict[str, str]:
-    """Versions of libraries, and what kernels run on."""
-    told = package.environment()
-    return {"numpy": np.__version__, **{n: told[n] for n in package.NUMERIC if n in told}}
 
 
 @cache
