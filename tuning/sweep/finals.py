@@ -10,13 +10,12 @@ from tuning.sweep.configuration import Configuration
 from tuning.sweep.crew import Worker
 from tuning.sweep.decision import Contender
 from tuning.sweep.rows import OK, Finals, Trial
-from tuning.sweep.timing import race
+from tuning.sweep.timing import Lost, race
 from tuning.sweep.trials import Course, Ended, Precision, prepare, sample
 
 CONTROL = "the default once more"
 NEAR = 1.25  # finalists are at most this much slower than the best trial
 RESOURCES = ("shared", "registers")  # fewer are better, in this order
-DIED = ("crashed", "timeout")
 
 Tell = Callable[[str], None]
 
@@ -101,7 +100,7 @@ def _run(
             samples = {key: partial(sample, worker, key, case.name) for key in runs}
             found = race(
                 samples, target=how.target, width=how.width, least=how.least, most=how.most,
-                seconds=how.seconds,
+                seconds=how.seconds, on_lost=_refused,
             )  # fmt: skip
             for key, seconds in found.items():
                 rounds[key][case.name] = tuple(seconds)
@@ -122,3 +121,7 @@ def _run(
         configurations=dict(runs),
         cases={case.name: case.shape.n_q for case in course.cases},
     )
+
+
+def _refused(key: str, lost: Lost) -> None:
+    raise Ended(key, "impossible", lost.reason)

@@ -14,7 +14,7 @@ from tuning.sweep.configuration import Configuration, Question
 from tuning.sweep.crew import Worker
 from tuning.sweep.problem import Case
 from tuning.sweep.rows import OK, PRUNED, CaseTimes, Trial
-from tuning.sweep.timing import Measured, measure
+from tuning.sweep.timing import Measured, NotATime, measure
 
 Prune = Callable[[int, float], bool]  # (cases timed so far, score so far)
 
@@ -98,6 +98,8 @@ def run_trial(
             status = _time_all(worker, course, configuration.key, times, prune)
     except Ended as ended:
         status, message = ended.status, str(ended)
+    except NotATime as odd:
+        status, message = "impossible", odd.reason
     return Trial(
         session=course.session,
         question=course.question,
