@@ -27,8 +27,7 @@ __all__ = ["add_arguments", "run"]
 ROTATE_CACHES = 8  # cold inputs rotate over this many last-level caches
 GPU_ROTATE = 256 << 20  # several times the L2 of any GPU
 SAMPLE_SECONDS = {DeviceKind.CPU: 0.02, DeviceKind.CUDA: 0.004, DeviceKind.METAL: 0.02}
-TRIAL = {"width": 0.02, "seconds": 0.8, "least": 5, "most": 40}  # of a case
-FINAL = {"width": 0.004, "least": 8, "most": 60}
+TRIAL_SECONDS = 0.8  # of a case
 
 
 def run(args: argparse.Namespace) -> None:
@@ -68,7 +67,10 @@ def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -
         budget=Budget.parse(args.budget),
         finals=args.finals,
         final_precision=Precision(
-            target=SAMPLE_SECONDS[Device.parse(args.device).kind], seconds=args.seconds, **FINAL
+            target=SAMPLE_SECONDS[Device.parse(args.device).kind],
+            width=0.004,
+            seconds=args.seconds,
+            least=10,
         ),
     )
 
@@ -97,7 +99,7 @@ def _explored(
         session=session.id,
         cases=cases,
         sources={v.name: session.sources[f"{args.op}_{v.name}"] for v in plan.used},
-        precision=Precision(target=SAMPLE_SECONDS[kind], **TRIAL),
+        precision=Precision(target=SAMPLE_SECONDS[kind], width=0.02, seconds=TRIAL_SECONDS),
         rates={},
         default={},
     )

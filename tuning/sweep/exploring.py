@@ -119,7 +119,7 @@ def _search(
     start = time.monotonic()
     while not plan.budget.spent(len(trials), time.monotonic() - start):
         bar.at(plan.budget, len(trials), time.monotonic() - start)
-        asked = []
+        asked: list[Configuration] = []
         for _ in crew.workers:
             room = plan.budget.trials is None or len(trials) + len(asked) < plan.budget.trials
             configuration = search.ask() if room else None
@@ -127,7 +127,7 @@ def _search(
                 break
             asked.append(configuration)
         if not asked:
-            bar.say(f"all {search.size} configurations were tried")
+            bar.say("every configuration was tried")
             return
         for worker, configuration, prepared in crew.together(asked, prepare):
             prune = partial(search.should_prune, configuration)

@@ -107,7 +107,7 @@ def session_of(
         options={name: getattr(args, name) for name in NUMBERS},
         environment={
             **environment(),
-            "made_with": tuned.made_with(device),
+            "made_with": dict(tuned.made_with(device)),
             "package": device.package().environment(),
             "driver": driver(device),
         },
@@ -154,5 +154,7 @@ def _sessions(database: Database) -> Iterator[Session]:
 
 
 def _alike(old: Session, new: Session) -> bool:
-    same = old.options.get("threads") == new.options["threads"]
-    return same and old.environment.get("made_with") == new.environment["made_with"]
+    def facts(session: Session) -> tuple[Any, Any]:
+        return session.options.get("threads"), session.environment.get("made_with")
+
+    return facts(old) == facts(new)
