@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from types import TracebackType
+from typing import Any
 
 from tuning.sweep.budget import Budget
 from tuning.sweep.rows import OK, PRUNED, Trial
@@ -17,7 +18,7 @@ class Progress:
         self.title, self.quiet = title, quiet
         self.best: Trial | None = None
         self.counts: Counter[str] = Counter()
-        self._bar = None
+        self._bar: Any = None
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty() and not self.quiet:
