@@ -116,11 +116,11 @@ def cases_of(op: str, device: str, pattern: str | None, fmt: KvFormat | None) ->
     out. Refuses a pattern that names nothing, and formats that no case fits.
     """
     listed = names(op, device)
-    one = parse(op, pattern) if pattern else None
-    chosen = [name for name in listed if fnmatchcase(name, pattern)] if pattern else listed
+    one = None if pattern is None else parse(op, pattern)
+    chosen = [name for name in listed if pattern is None or fnmatchcase(name, pattern)]
     found = [one] if one else [case_named(op, name) for name in chosen]
     if not found:
-        raise _unknown(op, str(pattern), listed)
+        raise _unknown(op, pattern or "", listed)
     fitting = [case for case in found if case.fits(fmt or KvFormat.F32)]
     if not fitting:
         what = f"no case of {op} fits {fmt or 'q8_0'}, whose rows are whole blocks of 32: "
