@@ -26,8 +26,8 @@ from tuning.bench.inputs import checked_heads
 from tuning.sweep.problem import TILES, Case, Problem, Truths, misshapen, within
 
 NAME = re.compile(
-    r"(?P<kind>decode|prefill)-(?P<batch>\d+)x(?P<cells>\d+)(?:q(?P<n_q>\d+))?"
-    r"-h(?P<heads>\d+)/(?P<kv>\d+)-d(?P<d>\d+)(?:-r(?P<runs>\d+))?"
+    r"(?P<kind>decode|prefill)-(?P<batch>\d+)x(?P<cells>\d+)(?:q(?P<n_q>[1-9]\d*))?"
+    r"-h(?P<heads>\d+)/(?P<kv>\d+)-d(?P<d>\d+)(?:-r(?P<runs>[1-9]\d*))?"
 )
 HOST = Device(DeviceKind.CPU)
 FLIPPED = -1.0  # queries of version 1 are those of version 0 times this
