@@ -23,11 +23,11 @@ from tuning.bench.batches import Batch, cells_of, placed, rows_of, window_of
 from tuning.bench.cases import Work
 from tuning.bench.checks import Check
 from tuning.bench.inputs import checked_heads
-from tuning.sweep.problem import TILES, Case, Problem, Truths, within
+from tuning.sweep.problem import TILES, Case, Problem, Truths, misshapen, within
 
 NAME = re.compile(
-    r"(?P<kind>decode|prefill)-(?P<batch>\d+)x(?P<cells>\d+)(?:q(?P<n_q>\d+))?"
-    r"-h(?P<heads>\d+)/(?P<kv>\d+)-d(?P<d>\d+)(?:-r(?P<runs>\d+))?"
+    r"(?P<kind>decode|prefill)-(?P<batch>\d+)x(?P<cells>\d+)(?:q(?P<n_q>[1-9]\d*))?"
+    r"-h(?P<heads>\d+)/(?P<kv>\d+)-d(?P<d>\d+)(?:-r(?P<runs>[1-9]\d*))?"
 )
 HOST = Device(DeviceKind.CPU)
 FLIPPED = -1.0  # queries of version 1 are those of version 0 times this
@@ -137,6 +137,8 @@ def _small(case: cases.Case, fmt: KvFormat) -> Problem:
     truths = Truths(lambda version, numerics: AttentionBudget.of(numerics, versions[version]))
 
     def judge(version: int, numerics: Numerics, out: Any) -> Check:
+        if (wrong := misshapen(out, given.q.shape)) is not None:
+            return wrong
         allowed = truths(version, numerics)
         return within(allowed.beyond(out), allowed.budget, f"in {case.name}")
 
@@ -160,8 +162,8 @@ class _Judge:
 
     def __call__(self, version: int, numerics: Numerics, out: Any) -> Check:
         b, heads = self.batch, checked_heads(self.batch)
-        if out.shape != (b.batch * b.n_q, b.n_head, b.head_dim):
-            return Check(False, float("nan"), 0, f"shape {out.shape}")
+        if (wrong := misshapen(out, (b.batch * b.n_q, b.n_head, b.head_dim))) is not None:
+            return wrong
         if not np.isfinite(out).all():
             return within(np.nan, 0, "values that are not finite")
         found = [

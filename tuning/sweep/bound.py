@@ -45,14 +45,25 @@ class Bound:
         """Write the content of a version into the tensors."""
         if version == self.current:
             return
-        for i, other in self.problem.other.items():
-            wanted = other if version else self.problem.tensors[i]
-            _overwrite(self.shared[i], given(self.package, wanted))
         self.current = version
+        for i in self.problem.other:
+            _overwrite(self.shared[i], given(self.package, self._content(i)))
+
+    def _content(self, i: int) -> Any:
+        """What the current version says of tensor i, whatever calls made of it."""
+        original = self.problem.tensors[i]
+        return self.problem.other.get(i, original) if self.current else original
+
+    def _fresh(self) -> list[Any]:
+        """The shared tensors, with what the op changes as it was before the first call."""
+        chosen = list(self.shared)
+        for i in self.problem.changed:
+            chosen[i] = given(self.package, self._content(i))
+        return chosen
 
     def arguments(self, choice: Choice, of: int = 0, fresh: bool = False) -> list[Any]:
-        """What a launch takes: set `of`; fresh: with copies of what the op changes."""
-        tensors = self._copies(self.problem.changed) if fresh else self.sets[of]
+        """What a launch takes: set `of`; fresh: with what the op changes as no call left it."""
+        tensors = self._fresh() if fresh else self.sets[of]
         cut = self.problem.tiles
         if cut is None:
             return list(tensors)

@@ -111,6 +111,15 @@ def within(error: Any, allowed: float, unit: str) -> Check:
     return Check(bool(error <= allowed), error, allowed, unit)
 
 
+def misshapen(found: Any, shape: tuple[int, ...], dtype: Any = np.float32) -> Check | None:
+    """A failed check of an answer that is no array of that shape and type; None if it is one."""
+    wanted = (tuple(shape), np.dtype(dtype))
+    if isinstance(found, np.ndarray) and (found.shape, found.dtype) == wanted:
+        return None
+    given = f"{getattr(found, 'dtype', type(found).__name__)} {list(np.shape(found))}"
+    return Check(False, float("nan"), 0, f"{given}, not {wanted[1]} {list(shape)}")
+
+
 def same_values(found: Any, wanted: Any) -> Check:
     """Equal shapes, and equal values or both NaN."""
     if np.shape(found) != np.shape(wanted):

@@ -13,7 +13,7 @@ from minfer.format import BLOCK, KvFormat
 from minfer.ops import DECODE, PREFILL, Numerics, Shape
 from tuning.bench.cases import ELEMENT_BYTES, Work
 from tuning.bench.checks import Check
-from tuning.sweep.problem import Case, Problem, Truths, same_values, within
+from tuning.sweep.problem import Case, Problem, Truths, misshapen, same_values, within
 
 NAME = re.compile(r"(?P<n_in>\d+)x(?P<n_out>\d+)-r(?P<rows>\d+)")
 CHECKED = 4  # rows whose products are compared with the oracle
@@ -90,8 +90,8 @@ def _problem(op: str, fmt: KvFormat, rows: int, n_in: int, n_out: int) -> Proble
 
     def judge(version: int, numerics: Numerics, out: Any) -> Check:
         wanted, allowed = truths(version, numerics)
-        if out.shape != (rows, n_out):
-            return Check(False, float("nan"), 0, f"shape {out.shape}")
+        if (wrong := misshapen(out, (rows, n_out))) is not None:
+            return wrong
         if not np.isfinite(out).all():
             return within(np.nan, 0, "values that are not finite")
         if fmt is KvFormat.Q8_0:
