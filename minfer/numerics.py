@@ -48,7 +48,7 @@ def facts(
                 for shape in shapes
             ]
             words = {
-                shape.kind: _words(choice, of)
+                shape.kind: _words(choice, of, device)
                 for shape, choice in zip(shapes, choices, strict=True)
             }
             label = f"{op.name} {of}" if op.formats else op.name
@@ -84,8 +84,8 @@ def _has(device: Device, op: str) -> bool:
     return device.backend.package.rpartition(".")[2] in OPS[op].backends
 
 
-def _words(choice: Choice, fmt: KvFormat) -> str:
-    """A variant, its numeric tunables and where it rounds."""
+def _words(choice: Choice, fmt: KvFormat, device: Device) -> str:
+    """A variant, its numeric tunables, where it rounds, and the text of a user's."""
     space = choice.variant.space
     tunables = [
         f"{name}={value}"
@@ -93,4 +93,6 @@ def _words(choice: Choice, fmt: KvFormat) -> str:
         if name in space and space[name].numeric
     ]
     rounds = astuple(choice.variant.numerics(fmt))
-    return " ".join([choice.variant.name, *tunables, *rounds])
+    of_user = bool(tuned.module_of(choice.variant, device))
+    text = [tuned.source_of(choice.variant)] if of_user else []
+    return " ".join([choice.variant.name, *tunables, *rounds, *text])

@@ -6,7 +6,7 @@ values of its tunables, and what it was made with. One that was made with other 
 libraries is not taken. A file is read once a process, when something is first chosen there.
 """
 
-from minfer.tuned.answer import Answer, Asked, answer, module_of
+from minfer.tuned.choosing import Answer, Asked, answer, module_of, odd, settled, unfit
 from minfer.tuned.machine import SIMULATED, device_kind, made_with
 from minfer.tuned.rows import FAMILIES, HEADED, Key, Row, family, key_of
 from minfer.tuned.sources import source_of
@@ -32,5 +32,8 @@ __all__ = [
     "loaded",
     "made_with",
     "module_of",
+    "odd",
+    "settled",
     "source_of",
+    "unfit",
 ]

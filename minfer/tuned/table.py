@@ -17,6 +17,7 @@ from minfer.tuned.rows import Key, Row, key_of
 from minfer.tuned.saying import say
 
 SCHEMA = 1
+COLUMNS = 100
 FOLDER = Path(__file__).parent
 
 
@@ -99,4 +100,21 @@ def dumped(kind: str, rows: Iterable[Row]) -> str:
 
     listed = [row.as_dict() for row in sorted(rows, key=order)]
     content = {"schema": SCHEMA, "device_kind": kind, "rows": listed}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return _laid_out(content) + "\n"
+
+
+def _laid_out(value: Any, indent: int = 0) -> str:
+    """JSON with what fits on one line there, but for the outermost level."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or (indent and indent + len(flat) < COLUMNS):
+        return flat
+    inner = indent + 2
+    if isinstance(value, dict):
+        names = [f"{json.dumps(name, ensure_ascii=False)}: " for name in value]
+        parts = [name + _laid_out(x, inner) for name, x in zip(names, value.values(), strict=True)]
+        opening, closing = "{}"
+    else:
+        parts = [_laid_out(part, inner) for part in value]
+        opening, closing = "[]"
+    lines = ",\n".join(" " * inner + part for part in parts)
+    return f"{opening}\n{lines}\n{' ' * indent}{closing}"

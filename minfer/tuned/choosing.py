@@ -52,15 +52,15 @@ def answer(found: Found, asked: Asked) -> Answer:
         name = f"the tuned row of {row.name} ({found.device_kind})"
         if row.module and not _is_known(row, asked):
             moot.append(f"{name} is for {row.module}; minfer.registry.add makes it known")
-        elif problem := _unfit(row, asked):
+        elif problem := unfit(row, asked):
             wrong.append(f"{name} names {problem}")
         elif changes := _changes(row, asked):
             moot.append(f"{name} is stale: {changes}; run `{_sweep(row, asked)}`")
-        elif problem := _odd(row, asked):
+        elif problem := odd(row, asked):
             wrong.append(f"{name} names {problem}")
         else:
             fresh.append(row)
-    if len({_settled(row, asked) for row in fresh}) > 1:
+    if len({settled(row, asked) for row in fresh}) > 1:
         names = ", ".join(row.name for row in fresh)
         wrong.append(f"the tuned rows of {names} disagree, and their bits must not (contract 6.1)")
         fresh = []
@@ -87,7 +87,7 @@ def module_of(variant: Variant, device: Device) -> str:
     return "" if module.startswith(f"{device.backend.package}.") else module
 
 
-def _unfit(row: Row, asked: Asked) -> str:
+def unfit(row: Row, asked: Asked) -> str:
     """A variant that no row may choose, "" where it may."""
     if not _is_known(row, asked):
         return f"a variant {row.variant}, and there is none"
@@ -124,7 +124,7 @@ def _changes(row: Row, asked: Asked) -> str:
     )
 
 
-def _odd(row: Row, asked: Asked) -> str:
+def odd(row: Row, asked: Asked) -> str:
     """A tunable or value that is not in the space, "" where all are."""
     space = asked.variants[row.op][row.variant].space
     groups = [(True, row.numeric), *((False, values) for _, values in row.free)]
@@ -143,10 +143,11 @@ def _is_of(value: object, tunable: Tunable) -> bool:
     return type(value) is type(tunable.default) and value in known
 
 
-def _settled(row: Row, asked: Asked) -> tuple[Any, ...]:
+def settled(row: Row, asked: Asked) -> tuple[Any, ...]:
     """What all rows of a family must agree on."""
-    space = asked.variants[row.op][row.variant]
-    return row.variant, tuple({**_numeric_defaults(space), **row.numeric}.items())
+    variant = asked.variants[row.op][row.variant]
+    values = {**_numeric_defaults(variant), **row.numeric}
+    return row.variant, row.module, tuple(values.items())
 
 
 def _taken(fresh: Sequence[Row], asked: Asked, told: tuple[str, ...]) -> Answer:
