@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--variant", action="append", metavar="V", help="may be repeated; default all that fit")
     add("--search", default="tpe", metavar="S", help=f"{', '.join(SAMPLERS)}; default tpe")
     add("--pruner", default="threshold", metavar="P",
-        help=f"{', '.join(PRUNERS)}; default threshold, half as slow again as the default")  # fmt: skip
+        help=f"{', '.join(PRUNERS)}; default threshold, half as slow again as the default",
+    )  # fmt: skip
     add("--budget", default="200", help="trials or time of each question: 200, 10m, 1h30m, 45s")
     add("--resume", action="store_true", help="go on: trials that were made are not made again")
     add("--jobs", type=int, metavar="N",
