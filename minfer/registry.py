@@ -134,11 +134,12 @@ def select(
     shape: Shape | None = None,
     variant: str | None = None,
     config: Mapping[str, Any] | None = None,
+    promoted: bool = True,
 ) -> Choice:
     """Choose a variant of `op`: the named one, a promoted one, or the last that takes `shape`.
 
     config: overrides of tunables; one the variant lacks is refused, but for threads and
-    activations.
+    activations. promoted: False leaves promoted rows out.
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = tuple(variants(op, parsed))
@@ -149,7 +150,7 @@ def select(
     named = tuple((config or {}).items())
     hashable = all(isinstance(value, Hashable) for _, value in named)
     choose = _select if hashable else _select.__wrapped__  # no tunable takes what is not
-    untuned = variant is not None or settings.flag(UNTUNED)
+    untuned = variant is not None or not promoted or settings.flag(UNTUNED)
     rows = tuned.NOTHING if untuned else tuned.found(op, parsed, fmt, shape)
     ops = tuned.family(op) if rows.rows else ()
     of_family = tuple((name, tuple(variants(name, parsed))) for name in ops)
