@@ -353,8 +353,12 @@ def test_a_choice_starts_no_thread_pool() -> None:
     assert (done.stdout, done.stderr) == ("no pool False\n", "")
 
 
-def test_a_stderr_that_is_gone_is_no_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stderr_that_is_gone_is_no_error(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     folder.write(text="{")
-    monkeypatch.setattr(sys, "stderr", None)
-    receipt: Receipt = choose().receipt
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        receipt: Receipt = choose().receipt
     assert receipt.variant == "flash" and receipt.tuned
+    assert capsys.readouterr().out == ""  # where `print` would put it
