@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,7 +255,7 @@ def test_only_what_is_asked_for(sweep: Sweep) -> None:
         (("--database", "nowhere.jsonl"), "nowhere.jsonl is not there"),
         (("--database", "."), ". cannot be read: it is no regular file"),
         (("--into", "nowhere"), "nowhere is no folder; make it first"),
-        (("--module", "no_such"), "module no_such cannot be imported"),
+        (("--add", "no_such.py"), "no_such.py: no such Python file"),
     ],
 )
 def test_options_that_cannot_be_meant(
@@ -267,15 +268,16 @@ def test_options_that_cannot_be_meant(
     assert not sweep.file.exists()
 
 
-def test_a_module_of_ones_own(
+def test_a_file_of_ones_own(
     sweep: Sweep, added: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.add(user_module(tmp_path))
     sweep.decide("mine", {1: {"block_n": 16}})
     registry._added.clear()
-    monkeypatch.chdir(tmp_path)
-    assert "--module makes a user's known" in sweep.run().err
-    assert sweep.run("--module", "my_tuned", "--write").code == 0
+    assert "--add FILE makes a user's known" in sweep.run().err
+    monkeypatch.delitem(sys.modules, "my_tuned", raising=False)
+    assert sweep.run("--add", tmp_path / "my_tuned.py", "--write").code == 0
+    del sys.modules["my_tuned"]
     assert sweep.rows()[0]["module"] == "my_tuned"
 
 

@@ -67,6 +67,11 @@ def test_explain_prints_it(folder: Folder, call: Callable[..., Any]) -> None:
     assert json.loads(call(*asked, "--json").out)["config"]["block_m"] == 8
 
 
+def test_devices_names_the_kind(call: Callable[..., Any]) -> None:
+    assert f"  cpu    yes kind {KIND}, numba " in call("devices").out
+    assert json.loads(call("devices", "--json").out)["devices"]["cpu"]["kind"] == KIND
+
+
 def test_a_row_reaches_what_is_no_default(folder: Folder, mine: ModuleType) -> None:
     folder.write(
         row("scratch"), row("rows", kind=DECODE), row("mine", module="my_tuned", head_dim=96)
@@ -146,6 +151,10 @@ def test_rows_that_disagree_are_not_taken(
         assert capsys.readouterr().err.count("disagree") == 1
     folder.write(first, row("mine", op="attn_map", module="my_tuned", numeric={"block_n": 32}))
     assert choose("attn_map").variant.name == "mine"
+    default = row("mine", op="attn_map", module="my_tuned", numeric={"block_n": 0})
+    folder.write(row("mine", module="my_tuned"), default)
+    assert choose("attn_map").config["block_n"] == choose().config["block_n"] == 0
+    assert choose("attn_map").variant.name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -212,9 +221,10 @@ def test_a_module_that_is_not_added_is_named(
     receipt = choose().receipt  # the choice above is not remembered
     assert receipt.variant == "flash"
     assert "is for my_tuned; minfer.registry.add makes it known" in receipt.tuned[0]
-    folder.write(row("mine", module="another"), row(free={1: {"block_m": 8}}))
     registry.add(module)
-    assert chosen() == ("flash", 8)
+    for name in ("another", ""):
+        folder.write(row("mine", module=name), row(free={1: {"block_m": 8}}))
+        assert chosen() == ("flash", 8)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +336,8 @@ def test_nothing_is_hashed_or_asked_where_no_row_matches(
 LIGHT = """
 import sys, minfer
 assert "minfer.tuned" not in sys.modules
-minfer.explain("attn_window")
+from minfer.ops import Shape
+minfer.explain("attn_window", shape=Shape(head_dim=16))
 import numba
 try:
     numba.threading_layer()
@@ -342,8 +353,12 @@ def test_a_choice_starts_no_thread_pool() -> None:
     assert (done.stdout, done.stderr) == ("no pool False\n", "")
 
 
-def test_a_stderr_that_is_gone_is_no_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stderr_that_is_gone_is_no_error(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     folder.write(text="{")
-    monkeypatch.setattr(sys, "stderr", None)
-    receipt: Receipt = choose().receipt
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        receipt: Receipt = choose().receipt
     assert receipt.variant == "flash" and receipt.tuned
+    assert capsys.readouterr().out == ""  # where `print` would put it

@@ -225,7 +225,7 @@ def test_the_default_is_always_a_value(default: Any) -> None:
 def test_kinds_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpu_name", lambda: "AMD EPYC 9B45 (R)")
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    kind = machine._kind.__wrapped__
+    kind = machine._kind
     assert kind(CPU, ModuleType("any")) == "amd-epyc-9b45-r-2-cores"
     gpu = ModuleType("gpu")
     gpu.compute_capability = lambda: None
@@ -238,7 +238,7 @@ def test_kinds_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kinds_of_macs(monkeypatch: pytest.MonkeyPatch) -> None:
     mx = pytest.importorskip("mlx.core")
-    kind = machine._kind.__wrapped__
+    kind = machine._kind
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert kind(Device.parse("metal"), ModuleType("any")) == "metal-simulator"
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)

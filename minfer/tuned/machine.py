@@ -21,10 +21,14 @@ def device_kind(device: Device) -> str:
 
     One of `SIMULATED` where that is no hardware.
     """
-    return _kind(device, device.package())
+    return _known(device, device.backend.package)
 
 
 @cache
+def _known(device: Device, package: str) -> str:
+    return _kind(device, device.package())
+
+
 def _kind(device: Device, package: ModuleType) -> str:
     if device.kind is DeviceKind.CPU:
         return _word(f"{cpu_name()} {cores()} cores")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from minfer import registry
 from minfer.commands.columns import printable
 from minfer.device import Device
 from minfer.errors import Refusal
@@ -19,9 +16,9 @@ from minfer.ops import OPS
 from minfer.tuned.table import FOLDER
 from tuning.promote.decisions import Candidate, candidates, latest
 from tuning.promote.files import Change, change_of
+from tuning.sweep import own_files
 from tuning.sweep.database import Database
-
-DATABASE = Path("sweep.jsonl")
+from tuning.sweep.options import DATABASE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--op", help="only decisions of this op")
     add("--device", help="only those of this device: cpu, cuda or metal")
     add("--fmt", help="only those of this format: f32, f16 or q8_0")
-    add("--module", metavar="NAME", help="a module of yours whose variants were swept")
+    add("--add", action="append", default=[], metavar="FILE",
+        help="a .py file of yours whose variants were swept")  # fmt: skip
     add("--into", type=Path, default=FOLDER, metavar="FOLDER",
         help="where the files of rows are; default: beside those of minfer")  # fmt: skip
     add("--write", action="store_true", help="write the files, not only the differences")
@@ -78,13 +76,7 @@ def _check(args: argparse.Namespace) -> None:
     if not args.into.is_dir():
         message = f"{args.into} is no folder; make it first"
         raise Refusal("8.3", message, {"path": str(args.into)})
-    if args.module is not None:
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-        try:
-            module = importlib.import_module(args.module)
-        except ImportError as error:
-            raise Refusal("6.6", f"module {args.module} cannot be imported: {error}") from error
-        registry.add(module, args.device or "cpu")
+    own_files.add([str(Path(file).resolve()) for file in args.add], args.device or "cpu")
 
 
 def _is_wanted(one: Candidate, args: argparse.Namespace) -> bool:

@@ -131,7 +131,7 @@ def _variant(decided: Decided, asked: tuned.Asked) -> Variant:
         raise NotPromoted(f"it chose {', '.join(sorted(names)) or 'nothing'}, not one variant")
     (name,) = names
     if name not in asked.variants[op]:
-        raise NotPromoted(f"there is no variant {op}_{name} here; --module makes a user's known")
+        raise NotPromoted(f"there is no variant {op}_{name} here; --add FILE makes a user's known")
     if source_now(asked.variants[op][name]) != decided.source:
         raise NotPromoted("the text of its kernels was another; sweep again")
     return asked.variants[op][name]
