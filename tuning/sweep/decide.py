@@ -9,59 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from tuning.sweep.decision import Contender, Decision, Interval
 from tuning.sweep.evidence import Evidence
 from tuning.sweep.paired import Array
 from tuning.sweep.ties import Layout, Verdicts, critical
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A configuration in the finals.
-
-    resources compare in order, fewer first. rounds: by case, seconds a call in each round; round i
-    of all contenders ran side by side.
-    """
-
-    key: str
-    numeric: str
-    resources: tuple[float, ...]
-    rounds: Mapping[str, tuple[float, ...]]
-
-
-@dataclass(frozen=True)
-class Interval:
-    low: float
-    mid: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What finals say.
-
-    numeric: the chosen class; free: its contender by n_q. ties: classes that are not set apart from
-    the best, the chosen one included, and free_ties contenders of the class by n_q, likewise.
-    speedup: time of the default over that of the chosen, geometric mean over cases, and speedups by
-    case; these intervals hold together with the ties. noise: what the control differs from the
-    default by, root mean square over cases, as a part of the time. rerun_differs: probability that
-    other rounds of the same finals choose otherwise. rate: of decisions among equals that set
-    something apart. default_ties: the default is chosen, there is nothing to promote.
-    """
-
-    numeric: str
-    free: Mapping[int, str]
-    ties: tuple[str, ...]
-    free_ties: Mapping[int, tuple[str, ...]]
-    speedup: Interval
-    speedups: Mapping[str, Interval]
-    noise: float
-    rerun_differs: float
-    rate: float
-    default_ties: bool
 
 
 def decide(

@@ -11,7 +11,7 @@ from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kv.checks import THREADS_MAX, whole_number
 from minfer.ops import OPS
-from tuning.sweep.search import PRUNERS, SAMPLERS
+from tuning.sweep.search import PRUNERS, SAMPLERS, by_name
 
 DATABASE = Path("tuning/results/sweeps.jsonl")
 EXAMPLES = """examples:
@@ -68,6 +68,8 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
     if args.fmt is not None and not OPS[args.op].formats:
         what = f"{args.op} has no formats; leave --fmt out"
         raise Refusal("3.1", what, {"op": args.op, "fmt": args.fmt})
+    by_name(SAMPLERS, args.search, "search")
+    by_name(PRUNERS, args.pruner, "pruner")
     if args.jobs is None:
         args.jobs = min(8, max(1, cores() // 2)) if device.kind is DeviceKind.CUDA else 1
     whole_number(args.jobs, "--jobs", "10", low=1, high=64)
