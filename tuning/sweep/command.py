@@ -15,7 +15,7 @@ from tuning.sweep.crew import crew_of
 from tuning.sweep.database import Database
 from tuning.sweep.exploring import Plan, explore
 from tuning.sweep.fields import to_json
-from tuning.sweep.options import add_arguments, checked
+from tuning.sweep.options import DATABASE, add_arguments, checked
 from tuning.sweep.problem import Case
 from tuning.sweep.progress import Progress
 from tuning.sweep.rows import Decided, Session
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> None:
         return
     used = {f"{args.op}_{v.name}": v for plan in plans.values() for v in plan.used}
     session = planning.session_of(args, device, asked, used)
+    if args.database == DATABASE:
+        args.database.parent.mkdir(exist_ok=True)
     database.append(session)
     made = []
     for question, cases in asked.items():

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tuning.bench.protocol import CallFailed, Child, ChildFailed, Message
 
-START_SECONDS = 600.0  # for libraries, and inputs of every case
+START_SECONDS = 600.0  # for libraries, inputs of every case, and rates of the machine
 
 Item = TypeVar("Item")
 
@@ -34,10 +34,10 @@ class Worker:
             self.facts = self._asked({"do": "hello"}, START_SECONDS)
         return self.facts
 
-    def ask(self, **request: Any) -> Message:
+    def ask(self, timeout: float | None = None, **request: Any) -> Message:
         """The reply; raises ChildFailed, after which the next request has a new process."""
         self.start()
-        return self._asked(request, self.timeout)
+        return self._asked(request, self.timeout if timeout is None else timeout)
 
     def _asked(self, request: Message, timeout: float) -> Message:
         assert self.child is not None

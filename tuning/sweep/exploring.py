@@ -12,7 +12,7 @@ from minfer.ops import Variant
 from tuning.bench.protocol import ChildFailed
 from tuning.sweep.budget import Budget
 from tuning.sweep.configuration import Configuration
-from tuning.sweep.crew import Crew
+from tuning.sweep.crew import START_SECONDS, Crew
 from tuning.sweep.database import Database
 from tuning.sweep.decide import decide
 from tuning.sweep.finals import finalists, run_finals
@@ -76,7 +76,8 @@ def explore(
 
 def _take_rates(crew: Crew, course: Course) -> None:
     """Rates of the machine now; the best that were seen count."""
-    for name, rate in crew.workers[0].ask(do="machine")["rates"].items():
+    reply = crew.workers[0].ask(START_SECONDS, do="machine")
+    for name, rate in reply["rates"].items():
         course.rates[name] = max(rate, course.rates.get(name, 0.0))
 
 

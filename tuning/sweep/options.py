@@ -63,8 +63,10 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
     device = Device.parse(args.device)
     if (reason := device.unavailable()) is not None:
         raise Refusal("0.3", reason, {"device": args.device})
-    if args.fmt is not None:
-        args.fmt = KvFormat.parse(args.fmt).value
+    formats = [fmt.value for fmt in KvFormat]
+    if args.fmt not in (None, *formats):
+        what = f"--fmt {args.fmt!r} is none of {', '.join(formats)}; leave it out for all"
+        raise Refusal("3.1", what, {"fmt": args.fmt})
     if args.fmt is not None and not OPS[args.op].formats:
         what = f"{args.op} has no formats; leave --fmt out"
         raise Refusal("3.1", what, {"op": args.op, "fmt": args.fmt})

@@ -27,13 +27,25 @@ NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds",
 
 def asked(args: argparse.Namespace, device: Device) -> Asked:
     """The questions of the arguments, with their cases; refuses what has none."""
-    kind = tuned.device_kind(device)
-    formats = [""] if not OPS[args.op].formats else [args.fmt] if args.fmt else None
-    found: Asked = {}
-    for fmt in formats or [fmt.value for fmt in KvFormat if _read(args.op, device, fmt)]:
-        cases = cases_of(args.op, args.device, args.case, KvFormat(fmt) if fmt else None)
+    kind, found = tuned.device_kind(device), Asked()
+    refusal: Refusal | None = None
+    for fmt in _formats(args, device):
+        try:
+            cases = cases_of(args.op, args.device, args.case, KvFormat(fmt) if fmt else None)
+        except Refusal as no_case:  # another format may have some
+            refusal = no_case
+            continue
         found |= questions(args.op, args.device, kind, fmt, cases)
+    if not found and refusal is not None:
+        raise refusal
     return found
+
+
+def _formats(args: argparse.Namespace, device: Device) -> list[str]:
+    """The one that was asked for, or each that some variant reads; "" where the op has none."""
+    if not OPS[args.op].formats:
+        return [""]
+    return [args.fmt] if args.fmt else [f.value for f in KvFormat if _read(args.op, device, f)]
 
 
 def _read(op: str, device: Device, fmt: KvFormat) -> bool:

@@ -92,7 +92,7 @@ class Ready:
         self.bounds = {case.name: inputs.timed(case) for case in cases}
         self.choices = choices
         self.timers: dict[str, Timer] = {}
-        self.rounds = 0
+        self.rounds = dict.fromkeys(self.bounds, 0)
         for name, bound in self.bounds.items():
             check(bound, choices[name], self.numerics, self.device)
             self.timers[name] = self._timer(name)
@@ -105,8 +105,8 @@ class Ready:
     def sample(self, name: str, n: int) -> float:
         """Seconds of a call of a case; its inputs change before, its answer is checked after."""
         bound = self.bounds[name]
-        self.rounds += 1
-        version = VERSIONS[self.rounds % len(VERSIONS)]
+        self.rounds[name] += 1
+        version = VERSIONS[self.rounds[name] % len(VERSIONS)]
         bound.turn(version)
         seconds = self.timers[name].sample(n)
         if bound.problem.changed:  # what is left after many calls is not what one call makes
