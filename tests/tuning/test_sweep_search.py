@@ -265,7 +265,22 @@ def test_budgets(text: str, trials: int | None, seconds: int | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "0s", "-5", "1.5h", "ten", "10 m", "30m1h", "10m10m", "m", "٣", "1e3", "9" * 5000],
+    [
+        "",
+        "0",
+        "0s",
+        "-5",
+        "1.5h",
+        "ten",
+        "10 m",
+        "30m1h",
+        "1h30",
+        "10m10m",
+        "m",
+        "٣",
+        "1e3",
+        "9" * 5000,
+    ],
 )
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(Refusal, match=r"is none; give 200 \(trials\), 10m, 1h30m or 45s"):
