@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-import numpy as np
-
-from minfer import registry
+from minfer import registry, tuned
 from minfer.device import Device
 from minfer.format import KvFormat
 from minfer.ops import CELLS, F32, KINDS, OPS, PREFILL, WEIGHT, Shape
@@ -39,7 +36,7 @@ def facts(
     package = device.package()
     told = {"device": device.name, "cache type": fmt.value}
     told |= {"weights": " ".join(map(str, weights)), "activations": activations}
-    told |= _environment(package)
+    told |= tuned.made_with(device)
     told["source"] = source_hash(package.__name__.rpartition(".")[2])
     formats = {CELLS: (fmt,), WEIGHT: weights, "": (fmt,)}
     config = {} if activations == F32 else {"activations": activations}
@@ -51,7 +48,7 @@ def facts(
                 for shape in shapes
             ]
             words = {
-                shape.kind: _words(choice, of)
+                shape.kind: _words(choice, of, device)
                 for shape, choice in zip(shapes, choices, strict=True)
             }
             label = f"{op.name} {of}" if op.formats else op.name
@@ -67,13 +64,6 @@ def fingerprint(of: Mapping[str, str]) -> bytes:
     import xxhash
 
     return bytes(xxhash.xxh3_128_digest(json.dumps(dict(of), sort_keys=True).encode()))
-
-
-@cache
-def _environment(package: ModuleType) -> dict[str, str]:
-    """Versions of libraries, and what kernels run on."""
-    told = package.environment()
-    return {"numpy": np.__version__, **{n: told[n] for n in package.NUMERIC if n in told}}
 
 
 @cache
@@ -94,8 +84,8 @@ def _has(device: Device, op: str) -> bool:
     return device.backend.package.rpartition(".")[2] in OPS[op].backends
 
 
-def _words(choice: Choice, fmt: KvFormat) -> str:
-    """A variant, its numeric tunables and where it rounds."""
+def _words(choice: Choice, fmt: KvFormat, device: Device) -> str:
+    """A variant, its numeric tunables, where it rounds, and the text of a user's."""
     space = choice.variant.space
     tunables = [
         f"{name}={value}"
@@ -103,4 +93,6 @@ def _words(choice: Choice, fmt: KvFormat) -> str:
         if name in space and space[name].numeric
     ]
     rounds = astuple(choice.variant.numerics(fmt))
-    return " ".join([choice.variant.name, *tunables, *rounds])
+    of_user = bool(tuned.module_of(choice.variant, device))
+    text = [tuned.source_of(choice.variant)] if of_user else []
+    return " ".join([choice.variant.name, *tunables, *rounds, *text])

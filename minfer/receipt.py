@@ -17,7 +17,8 @@ from minfer.ops import CELLS, OPS, WEIGHT, Shape, Variant
 class Receipt:
     """Which variant an op got, and why; `refused` holds (variant, reason) of every other one.
 
-    weights: how the weights it reads came to their format, each way once.
+    weights: how the weights it reads came to their format, each way once. tuned: what the promoted
+    row rests on, and why others were not taken.
     """
 
     op: str
@@ -32,11 +33,12 @@ class Receipt:
     numerics: str
     refused: tuple[tuple[str, str], ...]
     weights: tuple[str, ...] = ()
+    tuned: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         config = ", ".join(f"{k}={v}" for k, v in self.config.items())
         origins = "; ".join(self.weights)
-        if not self.refused:
+        if not self.refused and not self.tuned:
             return (
                 f"{self.op}_{self.variant} on {self.device}: the only variant "
                 f"({self.file}:{self.line}{config and '; ' + config})"
@@ -49,13 +51,15 @@ class Receipt:
         ]
         if origins:
             lines.append(f"  weights   {self.fmt} {origins}")
+        lines += [f"  tuned     {line}" for line in self.tuned]
         lines += [f"  not {name}: {why}" for name, why in self.refused]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """The receipt for machines."""
         plain = replace(self, config=dict(self.config))
-        return {**asdict(plain), "refused": dict(self.refused), "weights": list(self.weights)}
+        told = {"weights": list(self.weights), "tuned": list(self.tuned)}
+        return {**asdict(plain), "refused": dict(self.refused), **told}
 
 
 def receipt_of(
@@ -64,10 +68,11 @@ def receipt_of(
     fmt: KvFormat,
     shape: Shape,
     config: Mapping[str, Any],
-    asked: str | None,
+    reason: str,
     refused: Sequence[tuple[str, str]],
+    tuned: Sequence[str] = (),
 ) -> Receipt:
-    """The receipt of a choice. asked: the variant asked for by name, None for a default."""
+    """The receipt of a choice."""
     file, line = chosen.source
     n = chosen.numerics(fmt)
     numerics = {
@@ -81,12 +86,13 @@ def receipt_of(
         device=device.name,
         fmt=fmt.value if OPS[chosen.op].formats else "any format",
         shape=shape,
-        reason="asked for by name" if asked else "the default for this shape",
+        reason=reason,
         file=short_path(file),
         line=line,
         config=config,
         numerics=numerics + ("" if chosen.invariant else "; not invariant"),
         refused=tuple(refused),
+        tuned=tuple(tuned),
     )
 
 

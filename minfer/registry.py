@@ -1,30 +1,32 @@
 """Finding variants and choosing one (contract 6.6).
 
 A choice happens when a graph is built and is part of its identity: an explicit name, or a refusal
-with the reasons; else the last variant of the op's home file that takes the shape. Variants of
-other files, and of a user's own module given to `add`, are reachable by name only.
+with the reasons; else what a promoted row says (`minfer.tuned`); else the last variant of the op's
+home file that takes the shape. Variants of other files, and of a user's own module given to `add`,
+are reachable by name and by such a row only.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from minfer import settings
+from minfer import settings, tuned
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat, refuse_odd_blocks
-from minfer.ops import ACTIVATIONS, CELLS, F32, OPS, Kernel, Shape, Tunable, Variant
+from minfer.ops import CELLS, OPS, Kernel, Shape, Variant
+from minfer.ops.overrides import configure
 from minfer.receipt import Receipt, receipt_of
 
 ATTENTION = ("attn_window", "attn_map")
-SHARED = {"threads": Tunable(1, ()), "activations": Tunable(F32, ACTIVATIONS)}  # if they concern
+UNTUNED = "MINFER_NO_TUNED"
 UNFUSED = "MINFER_NO_FUSED_Q8_KV"  # asks for the variant `scratch` over q8_0 (contract 4.6)
 
 _added: dict[str, list[tuple[Variant, str]]] = {}
@@ -88,8 +90,7 @@ def _refuse_duplicate(new: Variant, rows: list[Variant]) -> None:
 
 
 def _where(variant: Variant) -> str:
-    file, line = variant.source
-    return f"{file}:{line}"
+    return "{}:{}".format(*variant.source)
 
 
 def add(module: ModuleType, device: str = "cpu") -> list[str]:
@@ -112,7 +113,11 @@ def variants(op: str, device: str | Device = "cpu") -> list[Variant]:
     """All variants of `op` on `device`: the package's own in order, then added ones."""
     if op not in OPS:
         raise Refusal("0.3", f"op {op!r} is none of {', '.join(OPS)}", {"op": op})
-    package = Device.parse(device).package().__name__
+    return declared(op, Device.parse(device).package().__name__)
+
+
+def declared(op: str, package: str) -> list[Variant]:
+    """`variants` of a kernel package, whether or not its device is here."""
     added = [v for v, _ in _added.get(package, []) if v.op == op]
     return [*collect(package).get(op, ()), *added]
 
@@ -129,10 +134,12 @@ def select(
     shape: Shape | None = None,
     variant: str | None = None,
     config: Mapping[str, Any] | None = None,
+    promoted: bool = True,
 ) -> Choice:
-    """Choose a variant of `op`: the named one, or the last of the home file that takes `shape`.
+    """Choose a variant of `op`: the named one, a promoted one, or the last that takes `shape`.
 
-    config: overrides of tunables; one the variant lacks is refused, but for those in `SHARED`.
+    config: overrides of tunables; one the variant lacks is refused, but for threads and
+    activations. promoted: False leaves promoted rows out.
     """
     parsed, shape, fmt = Device.parse(device), shape or Shape(), KvFormat.parse(fmt)
     candidates = tuple(variants(op, parsed))
@@ -143,7 +150,11 @@ def select(
     named = tuple((config or {}).items())
     hashable = all(isinstance(value, Hashable) for _, value in named)
     choose = _select if hashable else _select.__wrapped__  # no tunable takes what is not
-    return choose(op, parsed, fmt, shape, variant, candidates, named)
+    untuned = variant is not None or not promoted or settings.flag(UNTUNED)
+    rows = tuned.NOTHING if untuned else tuned.found(op, parsed, fmt, shape)
+    ops = tuned.family(op) if rows.rows else ()
+    of_family = tuple((name, tuple(variants(name, parsed))) for name in ops)
+    return choose(op, parsed, fmt, shape, variant, candidates, named, rows, of_family)
 
 
 @lru_cache(maxsize=512)
@@ -155,35 +166,58 @@ def _select(
     variant: str | None,
     candidates: tuple[Variant, ...],
     config: tuple[tuple[str, Any], ...],
+    rows: tuned.Found,
+    of_family: tuple[tuple[str, tuple[Variant, ...]], ...],
 ) -> Choice:
     """`select` with everything settled; equal questions share one answer."""
-    package = parsed.backend.package
-    reasons: list[tuple[str, str]] = []
-    accepted: list[Variant] = []
+    by_op = {name: {v.name: v for v in known} for name, known in of_family}
+    why_not = partial(_why_not, device=parsed, fmt=fmt, shape=shape)
+    asked = tuned.Asked(op, parsed, fmt, shape.n_q, by_op, why_not, dict(config))
+    promoted = tuned.answer(rows, asked)
+    reasons, accepted = _sorted_out(candidates, parsed, why_not, variant)
+    chosen, full = promoted.variant, MappingProxyType(promoted.config)
+    if chosen is not None:
+        others = [(v.name, f"the promoted row names {chosen.name}") for v in accepted]
+        reasons = [row for row in [*reasons, *others] if row[0] != chosen.name]
+        reason = f"the promoted row for {rows.device_kind}"
+    elif accepted:
+        *earlier, chosen = accepted
+        reasons += [(v.name, f"{chosen.name} comes later and takes it too") for v in earlier]
+        full = MappingProxyType(configure(chosen, dict(config)))
+        reason = "the default for this shape" if variant is None else "asked for by name"
+    else:
+        raise _nothing_fits(op, parsed, fmt, variant, candidates, reasons)
+    receipt = receipt_of(chosen, parsed, fmt, shape, full, reason, reasons, promoted.lines)
+    return Choice(chosen, full, receipt)
+
+
+def _sorted_out(
+    candidates: Sequence[Variant],
+    device: Device,
+    why_not: Callable[[Variant], str | None],
+    asked: str | None,
+) -> tuple[list[tuple[str, str]], list[Variant]]:
+    """The variants that cannot be meant, each with the reason, and those that can."""
+    reasons, accepted = [], []
     for candidate in candidates:
-        why = _why_not(candidate, parsed, fmt, shape)
+        why = why_not(candidate)
         by_name_only = (
             not candidate.default
-            or _is_added(candidate, package)
+            or _is_added(candidate, device.backend.package)
             or not home_file(candidate.source[0])
         )
-        if why is None and variant is None and by_name_only:
+        if why is None and asked is None and by_name_only:
             why = "is taken by name only"
-        if why is None and variant not in (None, candidate.name):
-            why = f"{variant} was asked for by name"
+        if why is None and asked not in (None, candidate.name):
+            why = f"{asked} was asked for by name"
         if why is None:
             accepted.append(candidate)
         else:
             reasons.append((candidate.name, why))
-    if not accepted:
-        raise _nothing_fits(op, parsed, fmt, variant, candidates, reasons)
-    *earlier, chosen = accepted
-    reasons += [(v.name, f"{chosen.name} comes later and takes it too") for v in earlier]
-    full = MappingProxyType(_configure(chosen, dict(config)))
-    return Choice(chosen, full, receipt_of(chosen, parsed, fmt, shape, full, variant, reasons))
+    return reasons, accepted
 
 
-def _why_not(candidate: Variant, device: Device, fmt: KvFormat, shape: Shape) -> str | None:
+def _why_not(candidate: Variant, *, device: Device, fmt: KvFormat, shape: Shape) -> str | None:
     if OPS[candidate.op].formats and fmt not in candidate.formats:
         return f"does not read {fmt}"
     return candidate.limits.why_not(shape, device.package().compute_capability(), fmt)
@@ -209,39 +243,6 @@ def _nothing_fits(
         tried = "; ".join(f"{name} {why}" for name, why in reasons) or "it has none"
         message = f"no variant of {op} on {device} takes this {fmt} shape: {tried}"
     return Refusal("6.6", message, {"op": op, "device": device.name, "fmt": fmt.value})
-
-
-def _configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of `chosen` with `overrides`, each checked against its tunable."""
-    unknown = [k for k in overrides if k not in chosen.space and k not in SHARED]
-    if unknown:
-        raise Refusal(
-            "6.4",
-            f"{chosen.op}_{chosen.name} has no tunable {', '.join(unknown)}; "
-            f"it has {', '.join(chosen.space) or 'none'}",
-            {"unknown": unknown},
-        )
-    for name, value in overrides.items():
-        _check_value(chosen, name, value, chosen.space.get(name) or SHARED[name])
-    return {**chosen.config(), **{k: v for k, v in overrides.items() if k in chosen.space}}
-
-
-def _check_value(chosen: Variant, name: str, value: object, tunable: Tunable) -> None:
-    """Refuse another type than the default's, a number below 1 and a word that is none of these."""
-    default = tunable.default
-    if type(value) is not type(default):
-        problem = f"is a {type(value).__name__}, not a {type(default).__name__}"
-    elif isinstance(value, int) and value < 1:
-        problem = "is below 1"
-    elif isinstance(value, str) and value not in tunable.values:
-        problem = f"is none of {', '.join(tunable.values)}"
-    else:
-        return
-    raise Refusal(
-        "6.4",
-        f"{name} {value!r} of {chosen.op}_{chosen.name} {problem}; the default is {default!r}",
-        {"name": name, "value": value, "default": default},
-    )
 
 
 def explain(op: str, **how: Any) -> Receipt:

@@ -23,6 +23,7 @@ class Setting:
 
 
 FLAGS = (
+    "MINFER_NO_TUNED",
     "MINFER_NO_FUSED_Q8_KV",
     "MINFER_SANITIZE_CELLS",
     "MINFER_NO_KV_DEFRAG",
@@ -33,6 +34,7 @@ FLAGS = (
 SETTINGS = (
     Setting("MINFER_CACHE_TYPE", "auto", "KV cache format: f32, f16 or q8_0; --cache-type wins"),
     Setting("MINFER_CACHE_DIR", "~/.cache/minfer", "folder of pulled models and compiled kernels"),
+    Setting("MINFER_NO_TUNED", "0", "1: promoted rows of sweeps choose no variant"),
     Setting("MINFER_NO_FUSED_Q8_KV", "0", "1: decode a q8_0 cache to f32 first, then attend"),
     Setting("MINFER_SANITIZE_CELLS", "0", "1: unwritten cells hold NaN, reads of them are traced"),
     Setting("MINFER_NO_KV_DEFRAG", "0", "1: the cell store never compacts"),

@@ -1,8 +1,7 @@
 """How far the attention of a kernel may be off (contract 4.6).
 
-The oracle rounds where the variant says it does and nowhere else. The kernel's error may be twice
-what float32 numpy makes of the same rounded inputs, plus 1e-6, plus what rounded weights can do;
-against the exact answer a cap holds, that of the coarsest rounding.
+The budget is that of `minfer.cases.budgets`; against the exact answer a cap holds, that of the
+coarsest rounding.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minfer import cases, reference
+from minfer.cases.budgets import AttentionBudget
 from minfer.format import KvFormat
 from minfer.ops import Variant
 
@@ -29,19 +29,9 @@ def visible_max(inputs: cases.Inputs) -> float:
 
 
 def assert_within_budget(variant: Variant, fmt: KvFormat, inputs: cases.Inputs, out: Any) -> None:
-    how = variant.numerics(fmt)
-    runs: Any = inputs.window.array
-    if inputs.op == "attn_window":
-        runs = reference.runs_of(inputs.positions, runs)
-    call = (inputs.q, inputs.k, inputs.v, inputs.positions, runs)
-    wide, single = (
-        reference.attention(*call, **inputs.scalars, numerics=how, dtype=dtype)
-        for dtype in (np.float64, np.float32)
-    )
-    budget = 2 * np.abs(single - wide).max() + 1e-6
-    weights = reference.rounded_weights_error(*call, **inputs.scalars, numerics=how)
-    beyond = np.abs(out - wide) - weights
-    assert beyond.max() <= budget, f"{beyond.max():.3g} beyond rounded weights, of {budget:.3g}"
+    allowed = AttentionBudget.of(variant.numerics(fmt), inputs)
+    beyond = allowed.beyond(out)
+    assert beyond <= allowed.budget, f"{beyond:.3g} beyond rounded weights, of {allowed.budget:.3g}"
 
 
 def cap(variant: Variant, fmt: KvFormat) -> float:

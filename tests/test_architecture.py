@@ -22,7 +22,7 @@ LAYERS = (
     ("errors", "settings", "format", "planes", "window", "memory", "uninterrupted", "atomic"),
     ("ops", "rope", "timing", "reference", "cases"),
     ("kernels_numba", "kernels_triton", "kernels_mlx"),
-    ("device", "offload", "receipt", "registry", "numerics"),
+    ("device", "offload", "receipt", "tuned", "registry", "numerics"),
     ("kv",),
     ("functional", "graph", "testing"),
     ("models",),

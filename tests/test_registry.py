@@ -10,12 +10,19 @@ from collections.abc import Iterator
 import pytest
 
 from minfer import registry
+from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kernels_numba.attn_window import attn_window_rows
 from minfer.ops import DECODE, PREFILL, Limits, Shape, split_name, variant
 
 DECODING = Shape(kind=DECODE)
+
+
+@pytest.fixture(autouse=True)
+def defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen where no sweep has said otherwise."""
+    monkeypatch.setenv("MINFER_NO_TUNED", "1")
 
 
 def choose(**how: object) -> registry.Choice:
@@ -137,6 +144,22 @@ def test_an_added_module_is_reachable_by_name_and_never_a_default(mine: types.Mo
     assert after.variant is before
     assert dict(after.receipt.refused)["mine"] == "is taken by name only"
     assert choose(variant="mine", shape=Shape(kind=DECODE)).launch is mine.launch
+
+
+def test_variants_are_declared_where_their_device_is_not(
+    mine: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.add(mine)
+    listed = registry.variants("attn_window")
+    assert listed[-1].launch is mine.launch
+
+    def absent(device: Device) -> types.ModuleType:
+        raise Refusal("0.3", "it is not here")
+
+    monkeypatch.setattr(Device, "package", absent)
+    assert registry.declared("attn_window", "minfer.kernels_numba") == listed
+    with pytest.raises(Refusal, match="it is not here"):
+        registry.variants("attn_window")
 
 
 def test_a_name_given_twice_is_refused(mine: types.ModuleType) -> None:

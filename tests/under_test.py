@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from minfer import cases, registry
+from minfer.cases import carrying
 from minfer.device import Device
 from minfer.format import KvFormat, Region
 from minfer.ops import Variant
@@ -116,30 +117,22 @@ def configs_of(variant: Variant) -> list[dict[str, Any]]:
 
 def arranged(region: Region) -> Region:
     """A copy of a canonical region, arranged as the package does."""
-    kernels, cells = package(), np.arange(region.n_cells, dtype=np.int32)
-    sizes = (region.fmt, region.n_cells, region.n_head_kv, region.head_dim)
-    made: Region = kernels.write_cells(kernels.empty_region(*sizes), cells, region.arrays[0])
-    return made
+    return carrying.arranged(package(), region)
 
 
 def canonical(region: Region) -> Region:
     """A region of the package in the canonical layout."""
-    cells = package().read_cells(region, np.arange(region.n_cells, dtype=np.int32))
-    return Region(region.fmt, "canonical", region.n_head_kv, region.head_dim, (cells,))
+    return carrying.canonical(package(), region)
 
 
 def given(value: Any) -> Any:
     """A numpy array or a canonical region as the package takes it; anything else as it is."""
-    if isinstance(value, Region):
-        return arranged(value)
-    return package().from_host(value) if isinstance(value, np.ndarray) else value
+    return carrying.given(package(), value)
 
 
 def returned(value: Any) -> Any:
     """An answer of the package in numpy and in the canonical layout."""
-    if isinstance(value, tuple):
-        return tuple(returned(part) for part in value)
-    return canonical(value) if isinstance(value, Region) else package().to_host(value)
+    return carrying.returned(package(), value)
 
 
 def launch(

@@ -12,9 +12,17 @@ from tuning.bench.protocol import ChildFailed
 COMMANDS = {  # name: its module, imported when asked for, and what it does
     "bench": ("tuning.bench.command", "time the kernels, and peers beside them"),
     "compile": ("tuning.compiled.command", "compile the CUDA kernels, which takes no GPU"),
+    "sweep": ("tuning.sweep.command", "try configurations of kernels, and decide"),
+    "promote": ("tuning.promote.command", "take what sweeps decided into minfer, as a diff"),
     "figure": ("tuning.figure", "draw a picture of the documentation"),
 }
-EXTRAS = {"rich": "bench", "matplotlib": "bench", "torch": "cuda", "triton": "cuda"}
+EXTRAS = {  # by module: what installs it
+    "optuna": "tune",
+    "rich": "bench",
+    "matplotlib": "bench",
+    "torch": "cuda",
+    "triton": "cuda",
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import platform
 from typing import Any
 
 import minfer
-from minfer import memory, receipt, registry, settings
+from minfer import memory, receipt, registry, settings, tuned
 from minfer.device import Device, DeviceKind, cores
 from minfer.errors import Refusal
 from minfer.ops import DECODE, OPS, PREFILL, Shape, Variant
@@ -105,7 +105,8 @@ def devices(args: argparse.Namespace) -> None:
     known = "unknown (pip install psutil)" if free is None else memory.human(free)
     print(f"cores {report['cores']}, memory free {known}")
     for name, row in rows.items():
-        facts = row["unavailable"] or ", ".join(f"{k} {v}" for k, v in row["environment"].items())
+        told = {"kind": row["kind"], **row["environment"]}
+        facts = row["unavailable"] or ", ".join(f"{k} {v}" for k, v in told.items())
         print(f"  {name:6} {'no ' if row['unavailable'] else 'yes'} {facts}")
     print("libraries")
     for name, version in libraries.items():
@@ -117,9 +118,10 @@ def devices(args: argparse.Namespace) -> None:
 
 def _device_row(device: Device) -> dict[str, Any]:
     try:
-        return {"unavailable": None, "environment": device.package().environment()}
+        told = device.package().environment()
+        return {"unavailable": None, "kind": tuned.device_kind(device), "environment": told}
     except Refusal as refusal:
-        return {"unavailable": refusal.message, "environment": {}}
+        return {"unavailable": refusal.message, "kind": None, "environment": {}}
 
 
 def _version(name: str) -> str | None:

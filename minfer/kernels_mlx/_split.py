@@ -15,6 +15,7 @@ from minfer.kernels_mlx._gather import GATHER
 from minfer.kernels_mlx._kernel import SIMD, MetalKernel
 from minfer.kernels_mlx._softmax import SOFTMAX
 from minfer.kernels_mlx._tile import CELLS_OF_CALL, TILE
+from minfer.ops import Config
 from minfer.window import PARTITION
 
 HEADS = 4  # query heads of a threadgroup at most
@@ -163,11 +164,12 @@ _split = MetalKernel(
 )
 
 
-def attend_split(call: Call) -> mx.array:
+def attend_split(call: Call, config: Config) -> mx.array:
     """Run `split` on a checked call."""
     if not call.n_q:
         return mx.zeros_like(call.q)
-    most = min(HEADS, 1 << (call.group - 1).bit_length()) if call.head_dim <= WIDE else 1
+    most = min(HEADS, config["heads"], 1 << (call.group - 1).bit_length())
+    most = most if call.head_dim <= WIDE else 1
     n_parts, parts_of_heads = call.most_partitions, -(-call.group // most)
     room = (call.n_q, call.n_head, n_parts)
     states, accs = _split(

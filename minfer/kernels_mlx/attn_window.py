@@ -15,7 +15,7 @@ from minfer.kernels_mlx._call import prepare
 from minfer.kernels_mlx._flash import attend_flash
 from minfer.kernels_mlx._rows import attend_rows
 from minfer.kernels_mlx._split import attend_split
-from minfer.kernels_mlx._tunables import FLASH, FLASH_LIMITS, SPLIT_LIMITS
+from minfer.kernels_mlx._tunables import FLASH, FLASH_LIMITS, SPLIT, SPLIT_LIMITS
 from minfer.ops import Config, variant
 
 NAME = "attn_window"
@@ -40,7 +40,7 @@ def attn_window_rows(
     return attend_rows(call)
 
 
-@variant(limits=SPLIT_LIMITS)
+@variant(limits=SPLIT_LIMITS, space=SPLIT)
 def attn_window_split(
     q: Any,
     k: Region,
@@ -58,7 +58,7 @@ def attn_window_split(
     call = prepare(
         NAME, q, k, v, positions, span, fmt=fmt, scale=scale, width=width, limits=SPLIT_LIMITS
     )
-    return attend_split(call)
+    return attend_split(call, config)
 
 
 @variant(limits=FLASH_LIMITS, space=FLASH)

@@ -1,6 +1,7 @@
 """Inner loops of decode: one to four query heads of a KV head against keys that lie in rows.
 
-`ahead` is where 16 rows begin whose turn comes later; each loop asks for their lines on its way.
+`ahead` is where as many rows begin whose turn comes later; each loop asks for their lines on its
+way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from minfer.kernels_numba._gather import SCORE_STRIDE, TILE
 from minfer.kernels_numba._ir import intrinsic_of
 from minfer.kernels_numba._query import QUERY_BLOCK, QUERY_SCALE, QUERY_SUM
 
-GROUP = 4  # query heads of one KV head that share its loads
+GROUP = 4  # query heads of one KV head that can share its loads
 LINE = 64  # bytes of a cache line
 
 
@@ -121,13 +122,13 @@ def _head_values(e: Emitter, fmt: KvFormat, heads: int, *args: Any) -> None:
         with e.loop(e.builder.udiv(e.builder.sub(steps, done), e.index(count))) as i:
             step = e.add(done, e.mul(i, count))
             row, out = e.add(v, e.mul(step, size)), e.add(acc, e.mul(step, 4 * LANES))
-            lines = e.add(ahead, e.mul(step, TILE * size))
+            lines = e.add(ahead, e.mul(e.mul(step, n), size))
             _accumulate(e, fmt, heads, count, row, stride, n, weights, out, e.mul(d, 4), lines)
         done = e.mul(e.builder.udiv(steps, e.index(count)), count)
 
 
 def values(fmt: KvFormat) -> Any:
-    """Intrinsic (heads, v, stride, n, weights, acc, d, ahead): n <= 16 keys, 1 to 4 heads."""
+    """Intrinsic (heads, v, stride, n, weights, acc, d, ahead): n keys, 1 to 4 heads."""
 
     def emit(e: Emitter, heads: Any, *args: Any) -> None:
         for count in range(1, GROUP + 1):

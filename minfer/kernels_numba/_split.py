@@ -2,7 +2,8 @@
 
 Workers draw partitions from one counter. A partition's scores of all heads come sixteen keys at a
 time, then its softmax, then weights times values as one fma chain over the keys; partitions join
-in a fixed tree. Heads of a group share every load of K and V, up to four at a time.
+in a fixed tree. Heads of a group share every load of K and V, up to four at a time. How many do,
+and the rest of `SPLIT`, are arguments of the compiled code: no value compiles anew.
 """
 
 from __future__ import annotations
@@ -25,16 +26,27 @@ from minfer.kernels_numba._ir import address, fetch_add, zero_bytes
 from minfer.kernels_numba._jit import kernel
 from minfer.kernels_numba._query import pack_queries, query_bytes
 from minfer.kernels_numba._softmax import join_worker, softmax_row
-from minfer.kernels_numba._workers import Worker, read, run
+from minfer.kernels_numba._workers import THREADS, Worker, read, run
+from minfer.ops import Config, Tunable
 from minfer.window import KV_MAP_MAX_SPANS, PARTITION
 
-AHEAD = 4 * TILE  # keys by which prefetching runs ahead
+# Free (contract 6.4): scores, weights and fma chains are those of a head, key by key, in any case.
+SPLIT = {
+    "threads": THREADS,
+    # tiles of 16 keys by which prefetching runs ahead
+    "ahead": Tunable(4, (1, 2, 3, 4, 6, 8, 12, 16)),
+    # query heads of a KV head that share its loads
+    "heads": Tunable(GROUP, tuple(range(1, GROUP + 1))),
+    # partitions that a worker draws at once
+    "draw": Tunable(1, (1, 2, 4, 8)),
+    # keys of one pass of weights times values, which holds the sums in registers
+    "span": Tunable(TILE, (16, 32, 64, 128)),
+}
 
 
 @kernel
 def _ahead(table, n, index, hi, row_bytes, base, after):
-    """Address of the row AHEAD keys past `index`; past `hi` it is counted from `after`."""
-    index += AHEAD
+    """Address of the row of key `index`; past `hi` it is counted from `after`."""
     if index >= hi:
         return after + (index - hi) * row_bytes
     for s in range(n):
@@ -48,35 +60,41 @@ def _partition_kernel(fmt: KvFormat) -> Any:
     score_heads, add_heads = scores(fmt), values(fmt)
 
     @kernel(key=fmt.value)
-    def score_tile(dims, k, stride, q, q_bytes, out, ahead):
+    def score_tile(dims, most, k, stride, q, q_bytes, out, ahead):
         group, share = dims.n_head // dims.n_head_kv, TILE * dims.head_bytes
         for kv in range(dims.n_head_kv):
             row, lines = k + kv * dims.head_bytes, ahead + kv * share
-            for first in range(0, group, GROUP):
-                head, heads = kv * group + first, min(GROUP, group - first)
+            head, end = kv * group, (kv + 1) * group
+            while head < end:
+                heads = min(most, end - head)
                 query, target = q + head * q_bytes, out + head * SCORE_STRIDE
                 score_heads(heads, row, stride, query, dims.head_dim, target, lines)
+                head += heads
 
     @kernel(key=fmt.value)
-    def add_tile(dims, v, n, weights, acc, ahead):
-        group, d, share = dims.n_head // dims.n_head_kv, dims.head_dim, TILE * dims.head_bytes
+    def add_keys(dims, most, v, n, weights, acc, ahead):
+        group, d, share = dims.n_head // dims.n_head_kv, dims.head_dim, n * dims.head_bytes
         for kv in range(dims.n_head_kv):
             row, lines = v + kv * dims.head_bytes, ahead + kv * share
-            for first in range(0, group, GROUP):
-                head, heads = kv * group + first, min(GROUP, group - first)
+            head, end = kv * group, (kv + 1) * group
+            while head < end:
+                heads = min(most, end - head)
                 weight, target = weights + head * SCORE_STRIDE, acc + 4 * head * d
                 add_heads(heads, row, dims.row_bytes, n, weight, target, d, lines)
+                head += heads
 
     @kernel(key=fmt.value)
     def partition(args, q, table, n, lo, hi, stage, weights, states, acc, after):
         dims, row_bytes, start = args.dims, args.dims.row_bytes, lo // PARTITION * PARTITION
+        most, further, span = min(args.heads, GROUP), TILE * args.ahead, args.span
+        values_at = args.v + table[0, 1] * row_bytes
         first, last = (lo - start) // TILE, (hi - start + TILE - 1) // TILE
         for tile in range(first, last):
             index = start + tile * TILE
             row, stride = gather_tile(table, n, index, args.k, row_bytes, row_bytes, stage)
-            ahead = _ahead(table, n, index, hi, row_bytes, args.k, args.v + table[0, 1] * row_bytes)
+            ahead = _ahead(table, n, index + further, hi, row_bytes, args.k, values_at)
             out = weights + 4 * TILE * tile
-            score_tile(dims, row, stride, q, args.q_bytes, out, ahead)
+            score_tile(dims, most, row, stride, q, args.q_bytes, out, ahead)
         for head in range(dims.n_head):
             row = weights + head * SCORE_STRIDE
             state = states + 8 * head
@@ -84,10 +102,10 @@ def _partition_kernel(fmt: KvFormat) -> Any:
         for s in range(n):
             index, cell, end = table[s, 0], table[s, 1], table[s, 0] + table[s, 2]
             while index < end:
-                count = min(TILE, end - index)
-                ahead = _ahead(table, n, index, hi, row_bytes, args.v, after)
+                count = min(span, end - index)
+                ahead = _ahead(table, n, index + further, hi, row_bytes, args.v, after)
                 out = weights + 4 * (index - start)
-                add_tile(dims, args.v + cell * row_bytes, count, out, acc, ahead)
+                add_keys(dims, most, args.v + cell * row_bytes, count, out, acc, ahead)
                 index, cell = index + count, cell + count
 
     return partition
@@ -97,6 +115,10 @@ class Args(NamedTuple):
     """What a worker gets. Stage, weights and segments hold one row a worker."""
 
     dims: Dims
+    ahead: int  # as `SPLIT` says, and the next three
+    heads: int
+    draw: int
+    span: int
     k: int  # address of cell 0
     v: int
     q: int  # address of the packed queries
@@ -131,9 +153,12 @@ def _split_worker(fmt: KvFormat) -> Worker:
         args = read(pointer)
         slots, table, n_head = args.slots, args.segments[t], args.dims.n_head
         size, stage, weights = 4 * n_head * args.dims.head_dim, args.stage[t], args.weights[t]
-        done, slot = 0, fetch_add(address(args.counter))
+        draw = args.draw
+        done, slot = 0, fetch_add(address(args.counter), draw)
         while slot < n_slots(slots):
-            upcoming = fetch_add(address(args.counter))  # early, so that its rows can be prefetched
+            upcoming = slot + 1
+            if upcoming % draw == 0:  # drawn early, so that its rows can be prefetched
+                upcoming = fetch_add(address(args.counter), draw)
             after = _first_row(args, upcoming, table)
             query, lo, hi = bounds(slots, slot)
             n = segments(slots.runs, query, slots.positions[query], lo, hi, table)
@@ -153,15 +178,19 @@ JOIN = Worker(join_worker)  # one a variant: it is compiled for its Args
 WORKERS = {fmt: _split_worker(fmt) for fmt in KvFormat}
 
 
-def attend_split(call: Call, threads: int) -> Floats:
+def attend_split(call: Call, config: Config) -> Floats:
     """Run `split` on a checked call."""
-    out, dims, threads = call.empty_out(), call.dims, call.workers(threads)
+    out, dims, threads = call.empty_out(), call.dims, call.workers(config["threads"])
     rows, d = call.n_slots, dims.head_dim
     if not len(out):
         return out
     queries = pack_queries(call.q, call.fmt)
     args = Args(
         dims=dims,
+        ahead=config["ahead"],
+        heads=config["heads"],
+        draw=config["draw"],
+        span=config["span"],
         k=call.k,
         v=call.v,
         q=where(queries),

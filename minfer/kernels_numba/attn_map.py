@@ -16,7 +16,7 @@ from minfer.kernels_numba._flash import BLOCK_M, attend_flash
 from minfer.kernels_numba._query import ROUNDING
 from minfer.kernels_numba._rows import attend_rows
 from minfer.kernels_numba._scratch import attend_scratch
-from minfer.kernels_numba._split import attend_split
+from minfer.kernels_numba._split import SPLIT, attend_split
 from minfer.kernels_numba._workers import THREADS
 from minfer.ops import DECODE, PREFILL, Config, Limits, variant
 
@@ -45,7 +45,7 @@ def attn_map_rows(
 @variant(
     limits=Limits(kinds=(DECODE,), head_dim_multiple=LANES),
     query=ROUNDING,
-    space={"threads": THREADS},
+    space=SPLIT,
 )
 def attn_map_split(
     q: Floats,
@@ -64,7 +64,7 @@ def attn_map_split(
     call = prepare(
         NAME, q, k, v, positions, runs, fmt=fmt, scale=scale, width=width, multiple=LANES
     )
-    return attend_split(call, config["threads"])
+    return attend_split(call, config)
 
 
 @variant(

@@ -24,6 +24,7 @@ from minfer.kernels_triton._call import Call
 from minfer.kernels_triton._gather import RUNS, cell_of, own_cell, query_window
 from minfer.kernels_triton._softmax import no_keys
 from minfer.kernels_triton._tile import F32, FORMATS, load_rows
+from minfer.kernels_triton._tunables import changes
 from minfer.ops import Config
 
 
@@ -178,10 +179,10 @@ def _attend_flash_kernel(
 
 
 class Blocks(NamedTuple):
-    """How a program is cut: `keys` and `warps` may change bits, the others do not."""
+    """How a program is cut: `block_n` and `warps` may change bits, the others do not."""
 
     rows: int  # (query, head) pairs of a program
-    keys: int  # of a tile
+    block_n: int  # keys of a tile
     warps: int
     stages: int  # tiles of keys that are loaded ahead, and one more
     registers: int | None = None  # of a thread at most; None: the compiler's choice
@@ -205,7 +206,8 @@ def blocks_of(fmt: KvFormat, head_dim: int, arch: int) -> Blocks:
 
 def attend_flash(call: Call, tiles: torch.Tensor, config: Config) -> torch.Tensor:
     """Run `flash` on a checked call and its tiles, int32 [n, 2]: float32 [n_q, n_head, d]."""
-    blocks = blocks_of(call.fmt, call.head_dim, architecture())
+    measured = blocks_of(call.fmt, call.head_dim, architecture())
+    blocks = measured._replace(**changes(measured, config))
     return launch_flash(call, tiles, config["block_m"], blocks)
 
 
@@ -238,7 +240,7 @@ def launch_flash(call: Call, tiles: torch.Tensor, block_m: int, blocks: Blocks) 
         MODE=call.mode_value,
         PARTS=parts,
         ROWS=blocks.rows,
-        BLOCK_N=blocks.keys,
+        BLOCK_N=blocks.block_n,
         STAGES=blocks.stages,
         num_warps=blocks.warps,
         num_stages=blocks.stages,

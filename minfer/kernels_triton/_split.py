@@ -30,6 +30,7 @@ from minfer.kernels_triton._softmax import (
     weight,
 )
 from minfer.kernels_triton._tile import FORMATS, load_rows
+from minfer.kernels_triton._tunables import changes
 from minfer.ops import Config
 
 MMA_ROWS = 16  # the least rows of a tensor-core tile
@@ -91,6 +92,7 @@ def _attn_split_kernel(
     ALONE: tl.constexpr,  # there is one program a query and KV head
     PDL: tl.constexpr,
 ):
+    tl.static_assert(PARTITION % BLOCK_N == 0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()  # `combine` waits for the end of this by itself
     # neighbours read other heads of the same cells: lines of scales are fetched once
@@ -148,9 +150,9 @@ def _attn_split_kernel(
 
 
 class Blocks(NamedTuple):
-    """How a program is cut. `keys` and `warps` may change bits, the others do not."""
+    """How a program is cut. `block_n` and `warps` may change bits, the others do not."""
 
-    keys: int  # of a tile
+    block_n: int  # keys of a tile
     warps: int
     programs: int  # that share a multiprocessor
     stages: int  # tiles of keys that are loaded ahead, and one more
@@ -179,7 +181,8 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
     out, exact = call.empty_out(), call.fmt is KvFormat.F32
     if not call.n_q:
         return out
-    blocks = blocks_of(call.fmt, call.head_dim, call.mode_value, architecture())
+    measured = blocks_of(call.fmt, call.head_dim, call.mode_value, architecture())
+    blocks = measured._replace(**changes(measured, config))
     room = partials(call, splits(call, blocks.programs, config["waves"]))
     (stride, scale_stride), alone = call.strides, room.n_splits == 1
     _attn_split_kernel[(call.n_q * call.n_head_kv, room.n_splits)](
@@ -203,14 +206,14 @@ def attend_split(call: Call, config: Config) -> torch.Tensor:
         BLOCK_D=triton.next_power_of_2(call.head_dim),
         STRIDE=stride,
         SCALES=scale_stride,
-        BLOCK_N=blocks.keys,
+        BLOCK_N=blocks.block_n,
         FMT=FORMATS[call.fmt],
         TYPE=tl.float32 if exact else tl.float16,
         MODE=call.mode_value,
         ALONE=alone,
         PDL=overlaps() and not alone,
         num_warps=blocks.warps,
-        num_stages=config["stages"] or blocks.stages,
+        num_stages=blocks.stages,
         maxnreg=blocks.registers,
         enable_fp_fusion=False,
     )

@@ -31,7 +31,7 @@ if not (interpreted() or torch.cuda.is_available()):
 
 BLOCK_M = 128
 FORMATS = list(KvFormat)
-BLOCKS = _flash.Blocks(rows=64, keys=32, warps=8, stages=2)
+BLOCKS = _flash.Blocks(rows=64, block_n=32, warps=8, stages=2)
 
 
 class Prompt(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 
 import minfer
 from minfer.device import cores
+from minfer.tuned.machine import cpu_name
 from tuning.bench.protocol import ROOT
 
 DEFAULT_CACHE_BYTES = 32 << 20
@@ -48,17 +49,6 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return parts[0] + "+" * bool(parts[1])
-
-
-def cpu_name() -> str:
-    """The model name of the first core."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def last_level_cache() -> int:

@@ -34,6 +34,10 @@ class ChildFailed(Exception):
     """A child died, hung or spoke nonsense, and is gone; the text says which."""
 
 
+class ChildHung(ChildFailed):
+    """A child gave no answer in time, and is gone."""
+
+
 class CallFailed(ChildFailed):
     """A child reported an error and lives on."""
 
@@ -56,9 +60,12 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[Any]:
 
 
 class Child:
-    """A process that answers requests, one at a time. Its stderr is kept for bad news."""
+    """A process that answers requests, one at a time. Its stderr is kept for bad news.
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    environment: None is that of this process.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         self._process = subprocess.Popen(
             list(argv),
@@ -66,6 +73,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             cwd=ROOT,
+            env=environment,
             text=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -86,7 +94,7 @@ class Child:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             self.close()
-            raise ChildFailed(f"gave no answer to {request['do']} in {timeout:g} s") from None
+            raise ChildHung(f"gave no answer to {request['do']} in {timeout:g} s") from None
         except OSError:
             line = None
         if line is None:

@@ -32,15 +32,24 @@ class Interval:
 
 @dataclass(frozen=True)
 class Decision:
-    """What finals say. speedup, speedups: time of the default / time of what was chosen."""
+    """What finals say.
 
-    numeric: str  # chosen numeric class
-    free: Mapping[int, str]  # n_q -> key of the chosen contender of that class
-    ties: tuple[str, ...]  # numeric classes not to be told from the best, the chosen one included
-    free_ties: Mapping[int, tuple[str, ...]]  # n_q -> keys of the class's contenders, likewise
-    speedup: Interval  # geometric mean over cases
-    speedups: Mapping[str, Interval]  # by case
-    noise: float  # what the control differs from the default by
-    rerun_differs: float  # probability that another run of the finals would choose otherwise
-    rate: float  # stated rate of false winners
-    default_ties: bool  # the default is in the tie set: there is nothing to promote
+    numeric: the chosen class; free: its contender by n_q. ties: classes that are not set apart from
+    the best, the chosen one included, and free_ties contenders of the class by n_q, likewise.
+    speedup: time of the default over that of the chosen, geometric mean over cases, and speedups by
+    case; these intervals hold together with the ties. noise: what the control differs from the
+    default by, root mean square over cases, as a part of the time. rerun_differs: probability that
+    other rounds of the same finals choose otherwise. rate: of decisions among equals that set
+    something apart. default_ties: the default is chosen, there is nothing to promote.
+    """
+
+    numeric: str
+    free: Mapping[int, str]
+    ties: tuple[str, ...]
+    free_ties: Mapping[int, tuple[str, ...]]
+    speedup: Interval
+    speedups: Mapping[str, Interval]
+    noise: float
+    rerun_differs: float
+    rate: float
+    default_ties: bool

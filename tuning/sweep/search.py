@@ -106,8 +106,8 @@ class Search:
         default: Configuration | None = None,
     ) -> None:
         self._space, self._seed, self._default = space, seed, default
-        self._sampler = _by_name(SAMPLERS, sampler, "search")
-        self._study = _study(_by_name(PRUNERS, pruner, "pruner"))
+        self._sampler = by_name(SAMPLERS, sampler, "search")
+        self._study = _study(by_name(PRUNERS, pruner, "pruner"))
         self._running: dict[int, _Running] = {}
         self._seen: set[int] = set()
         self._unseen = 0  # no number below it is unseen
@@ -214,7 +214,8 @@ class Search:
 Choice = TypeVar("Choice")
 
 
-def _by_name(table: Mapping[str, Choice], name: str, option: str) -> Choice:
+def by_name(table: Mapping[str, Choice], name: str, option: str) -> Choice:
+    """What a table has under a name; an unknown one is refused with those that there are."""
     if name not in table:
         known = ", ".join(table)
         raise Refusal(

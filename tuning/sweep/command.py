@@ -1,0 +1,113 @@
+"""`python -m tuning sweep`: questions, one after the other, and what was decided."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from minfer.device import Device, DeviceKind
+from tuning.bench.environment import last_level_cache
+from tuning.sweep import own_files, planning
+from tuning.sweep.budget import Budget
+from tuning.sweep.configuration import Configuration, Question
+from tuning.sweep.crew import crew_of
+from tuning.sweep.database import Database
+from tuning.sweep.exploring import Plan, explore
+from tuning.sweep.fields import to_json
+from tuning.sweep.options import add_arguments, checked
+from tuning.sweep.problem import Case
+from tuning.sweep.progress import Progress
+from tuning.sweep.rows import Decided, Session
+from tuning.sweep.summary import listed, summary
+from tuning.sweep.trials import Course, Precision
+
+__all__ = ["add_arguments", "run"]
+
+ROTATE_CACHES = 8  # cold inputs rotate over this many last-level caches
+GPU_ROTATE = 256 << 20  # several times the L2 of any GPU
+SAMPLE_SECONDS = {DeviceKind.CPU: 0.02, DeviceKind.CUDA: 0.004, DeviceKind.METAL: 0.02}
+TRIAL_SECONDS = 0.8  # of a case
+
+
+def run(args: argparse.Namespace) -> None:
+    """Explore every question that the arguments ask."""
+    args = checked(args)
+    own_files.add(args.add, args.device)
+    device = Device.parse(args.device)
+    asked = planning.asked(args, device)
+    database = Database(args.database)
+    plans = {question: _plan(args, question, cases) for question, cases in asked.items()}
+    if args.list:
+        print(listed(asked, plans, args.json))
+        return
+    used = {f"{args.op}_{v.name}": v for plan in plans.values() for v in plan.used}
+    session = planning.session_of(args, device, asked, used)
+    database.append(session)
+    made = []
+    for question, cases in asked.items():
+        row = _explored(args, question, cases, plans[question], session, database)
+        if row is not None:
+            made.append(row)
+            if not args.json:
+                print(summary(row, args.database), flush=True)
+    if args.json:
+        print(json.dumps([to_json(row) for row in made], indent=1))
+
+
+def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -> Plan:
+    default = planning.default_of(question, cases)
+    return Plan(
+        variants=planning.variants_for(question, cases, args.variant),
+        baseline=default,
+        default=Configuration.default(default),
+        sampler=args.search,
+        pruner=args.pruner,
+        seed=args.seed,
+        budget=Budget.parse(args.budget),
+        finals=args.finals,
+        final_precision=Precision(
+            target=SAMPLE_SECONDS[Device.parse(args.device).kind],
+            width=0.004,
+            seconds=args.seconds,
+            least=10,
+        ),
+    )
+
+
+def _explored(
+    args: argparse.Namespace,
+    question: Question,
+    cases: Sequence[Case],
+    plan: Plan,
+    session: Session,
+    database: Database,
+) -> Decided | None:
+    """One question, with workers of its own."""
+    kind = Device.parse(args.device).kind
+    how = {
+        "op": args.op,
+        "device": args.device,
+        "fmt": question.fmt,
+        "threads": args.threads,
+        "rotate": GPU_ROTATE if kind is DeviceKind.CUDA else ROTATE_CACHES * last_level_cache(),
+        "add": args.add,
+        "cases": [case.name for case in cases],
+    }
+    course = Course(
+        question=question,
+        session=session.id,
+        cases=cases,
+        sources={v.name: session.sources[f"{args.op}_{v.name}"] for v in plan.used},
+        precision=Precision(target=SAMPLE_SECONDS[kind], width=0.02, seconds=TRIAL_SECONDS),
+        rates={},
+        default={},
+    )
+    known = planning.known(database, session, question, cases) if args.resume else []
+    with (
+        Progress(question.key, quiet=args.json) as bar,
+        crew_of(how, args.jobs, args.timeout) as crew,
+    ):
+        if known:
+            bar.say(f"{len(known)} trials of earlier runs are known")
+        return explore(crew, course, plan, known, database, bar)

@@ -1,0 +1,160 @@
+"""What a sweep will try: its questions, their variants, and what is known already."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from minfer import registry, tuned
+from minfer.device import Device
+from minfer.errors import Refusal
+from minfer.format import KvFormat
+from minfer.ops import OPS, Variant
+from tuning.bench.environment import environment
+from tuning.sweep.cases import cases_of, questions
+from tuning.sweep.configuration import Question
+from tuning.sweep.database import Database
+from tuning.sweep.problem import Case
+from tuning.sweep.rows import Session, Trial
+
+Asked = dict[Question, list[Case]]
+NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
+
+
+def asked(args: argparse.Namespace, device: Device) -> Asked:
+    """The questions of the arguments, with their cases; refuses what has none."""
+    kind = tuned.device_kind(device)
+    formats = [""] if not OPS[args.op].formats else [args.fmt] if args.fmt else None
+    found: Asked = {}
+    for fmt in formats or [fmt.value for fmt in KvFormat if _read(args.op, device, fmt)]:
+        cases = cases_of(args.op, args.device, args.case, KvFormat(fmt) if fmt else None)
+        found |= questions(args.op, args.device, kind, fmt, cases)
+    return found
+
+
+def _read(op: str, device: Device, fmt: KvFormat) -> bool:
+    return any(fmt in variant.formats for variant in registry.variants(op, device))
+
+
+def variants_for(
+    question: Question, cases: Sequence[Case], names: Sequence[str] | None
+) -> dict[str, Variant]:
+    """Those that take all cases, by name. names: only these, which must take them."""
+    device = Device.parse(question.device)
+    there = {v.name: v for v in registry.variants(question.op, device)}
+    for name in names or ():
+        if name not in there:
+            what = f"{question.op} has no variant {name!r} on {device}; there are "
+            raise Refusal("6.6", what + ", ".join(there), {"variant": name})
+    refused: dict[str, str] = {}
+    for name, variant in there.items():
+        if (why := _why_not(variant, question, cases, device)) is not None:
+            refused[name] = why
+    chosen = names or [name for name in there if name not in refused]
+    for name in chosen:
+        if name in refused:
+            what = f"{question.op}_{name} cannot answer {question.key}: it {refused[name]}"
+            raise Refusal("6.6", what, {"variant": name})
+    if not chosen:
+        why = "; ".join(f"{name} {reason}" for name, reason in refused.items())
+        raise Refusal("6.6", f"no variant can answer {question.key}: {why}", {"op": question.op})
+    return {name: there[name] for name in chosen}
+
+
+def _why_not(
+    variant: Variant, question: Question, cases: Sequence[Case], device: Device
+) -> str | None:
+    """Why a variant does not take some case, None if it takes them all."""
+    fmt = KvFormat(question.fmt) if question.fmt else None
+    if fmt is not None and fmt not in variant.formats:
+        return f"does not read {fmt}"
+    capability = device.package().compute_capability()
+    reasons = (variant.limits.why_not(case.shape, capability, fmt) for case in cases)
+    return next((why for why in reasons if why is not None), None)
+
+
+def default_of(question: Question, cases: Sequence[Case]) -> Variant:
+    """What the library takes for the cases by itself, promoted rows left out."""
+    fmt = KvFormat(question.fmt or "f32")
+    found = {
+        choice.variant.name: choice.variant
+        for case in cases
+        for choice in [
+            registry.select(
+                question.op, device=question.device, fmt=fmt, shape=case.shape, promoted=False
+            )
+        ]
+    }
+    if len(found) > 1:
+        what = f"cases of {question.key} have different defaults ({', '.join(found)}); "
+        raise Refusal("6.4", what + "sweep them apart, by --case", {"defaults": list(found)})
+    (variant,) = found.values()
+    return variant
+
+
+def session_of(
+    args: argparse.Namespace, device: Device, asked: Asked, used: Mapping[str, Variant]
+) -> Session:
+    """The row that begins a run. used: every variant that it tries, by `<op>_<variant>`."""
+    return Session(
+        id=secrets.token_hex(8),
+        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        questions=tuple(asked),
+        options={name: getattr(args, name) for name in NUMBERS},
+        environment={
+            **environment(),
+            "made_with": dict(tuned.made_with(device)),
+            "package": device.package().environment(),
+            "driver": driver(device),
+        },
+        sources={name: tuned.source_of(variant) for name, variant in used.items()},
+        command=("python", "-m", "tuning", *sys.argv[1:]),
+    )
+
+
+def driver(device: Device) -> dict[str, Any]:
+    """Driver and clocks of an NVIDIA GPU, where `nvidia-smi` tells them."""
+    import subprocess
+
+    if device.name != "cuda":
+        return {}
+    names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu")
+    query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    first = text.splitlines()[0] if text else ""
+    return dict(zip(names, (part.strip() for part in first.split(",")), strict=False))
+
+
+def known(
+    database: Database, session: Session, question: Question, cases: Sequence[Case]
+) -> list[Trial]:
+    """Trials of earlier runs that answer the same: equal sources, versions, threads and cases."""
+    names = tuple(case.name for case in cases)
+    sources = {
+        name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
+    }
+    alike = {row.id for row in _sessions(database) if _alike(row, session)}
+    found = database.trials(question, sources).values()
+    return [t for t in found if t.session in alike and _timed(t) == names[: len(t.cases)]]
+
+
+def _timed(trial: Trial) -> tuple[str, ...]:
+    return tuple(times.case for times in trial.cases)
+
+
+def _sessions(database: Database) -> Iterator[Session]:
+    return (row for row in database.rows() if isinstance(row, Session))
+
+
+def _alike(old: Session, new: Session) -> bool:
+    def facts(session: Session) -> tuple[Any, Any]:
+        return session.options.get("threads"), session.environment.get("made_with")
+
+    return facts(old) == facts(new)

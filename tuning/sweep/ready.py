@@ -1,0 +1,123 @@
+"""A configuration that passed the gate on every case of its question, ready to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from minfer import registry
+from minfer.device import Device
+from minfer.format import KvFormat
+from minfer.registry import Choice
+from tuning.sweep.bound import Bound
+from tuning.sweep.gate import check, judge
+from tuning.sweep.problem import VERSIONS, Case
+from tuning.sweep.timers import Timer, timer_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how calls are made. rotate: bytes that cold inputs rotate over, at least."""
+
+    device: Device
+    fmt: KvFormat
+    threads: int
+    rotate: int
+
+
+class Inputs:
+    """The inputs of cases on the device, made once for every configuration."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._timed: dict[str, Bound] = {}
+        self._gates: dict[tuple[Any, ...], list[Bound]] = {}
+
+    def timed(self, case: Case) -> Bound:
+        """The call of a case, with copies of what it reads from memory."""
+        if case.name not in self._timed:
+            problem = case.problem(self.setting.fmt)
+            copies = self._copies(case) if problem.read else 1
+            self._timed[case.name] = Bound(problem, self.setting.device, copies)
+        return self._timed[case.name]
+
+    def _copies(self, case: Case) -> int:
+        size = case.work(self.setting.fmt).bytes
+        return max(1, -int(-self.setting.rotate // size)) if case.cold and size else 1
+
+    def gates(self, cases: Sequence[Case]) -> list[Bound]:
+        """The small calls of all cases; cases with equal heads share theirs."""
+        found: list[Bound] = []
+        seen = set()
+        for case in cases:
+            shape = case.shape
+            key = (type(case), shape.kind, shape.n_head, shape.n_head_kv, shape.head_dim)
+            if key not in self._gates:
+                problems = case.gate(self.setting.fmt)
+                self._gates[key] = [Bound(problem, self.setting.device) for problem in problems]
+            found += [] if key in seen else self._gates[key]
+            seen.add(key)
+        return found
+
+
+def choose(setting: Setting, case: Case, variant: str, config: Mapping[str, Any]) -> Choice:
+    """The configuration as the registry makes it for a case; refused where it does not fit."""
+    how = {**config, "threads": setting.threads}
+    return registry.select(
+        case.op,
+        device=setting.device,
+        fmt=setting.fmt,
+        shape=case.shape,
+        variant=variant,
+        config=how,
+    )
+
+
+class Ready:
+    """One configuration on some cases."""
+
+    def __init__(
+        self, inputs: Inputs, cases: Sequence[Case], variant: str, config: Mapping[str, Any]
+    ) -> None:
+        """Compile and check; raises `WrongAnswer`, or whatever a launch raises."""
+        setting = inputs.setting
+        self.device = setting.device
+        choices = {c.name: choose(setting, c, variant, config) for c in cases}
+        first = choices[cases[0].name]
+        self.numerics = first.variant.numerics(setting.fmt)
+        for bound in inputs.gates(cases):
+            check(bound, first, self.numerics, self.device)
+        self.bounds = {case.name: inputs.timed(case) for case in cases}
+        self.choices = choices
+        self.timers: dict[str, Timer] = {}
+        self.rounds = 0
+        for name, bound in self.bounds.items():
+            check(bound, choices[name], self.numerics, self.device)
+            self.timers[name] = self._timer(name)
+
+    def _timer(self, name: str) -> Timer:
+        bound, choice = self.bounds[name], self.choices[name]
+        arguments = [bound.arguments(choice, of=i) for i in range(len(bound.sets))]
+        return timer_of(self.device, [partial(bound.launch, choice, a) for a in arguments])
+
+    def sample(self, name: str, n: int) -> float:
+        """Seconds of a call of a case; its inputs change before, its answer is checked after."""
+        bound = self.bounds[name]
+        self.rounds += 1
+        version = VERSIONS[self.rounds % len(VERSIONS)]
+        bound.turn(version)
+        seconds = self.timers[name].sample(n)
+        if bound.problem.changed:  # what is left after many calls is not what one call makes
+            again = bound.arguments(self.choices[name], fresh=True)
+            out = bound.launch(self.choices[name], again)
+        else:
+            out = self.timers[name].answer()
+        judge(bound, version, self.numerics, bound.answer(out))
+        return seconds
+
+    @property
+    def trouble(self) -> str:
+        """Why timers do not time as they should; "" if they do."""
+        return "; ".join(sorted({t.trouble for t in self.timers.values() if t.trouble}))

@@ -1,0 +1,67 @@
+"""What a sweep prints: what it would try, and what it decided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tuning.sweep.configuration import Question
+from tuning.sweep.decision import Interval
+from tuning.sweep.exploring import Plan
+from tuning.sweep.problem import Case
+from tuning.sweep.rows import Decided
+from tuning.sweep.space import Space
+
+
+def listed(
+    asked: Mapping[Question, Sequence[Case]], plans: Mapping[Question, Plan], as_json: bool
+) -> str:
+    """Questions with their cases, variants and sizes."""
+    rows = [
+        {
+            "question": question.key,
+            "cases": [case.name for case in cases],
+            "variants": list(plans[question].variants),
+            "configurations": Space(list(plans[question].variants.values())).size,
+            "default": plans[question].default.key,
+        }
+        for question, cases in asked.items()
+    ]
+    if as_json:
+        return json.dumps(rows, indent=1)
+    return "\n".join(
+        f"{row['question']}: {row['configurations']} configurations of "
+        f"{', '.join(plans[question].variants)}; default {row['default']}\n"
+        + "\n".join(f"  {case.name}" for case in cases)
+        for row, (question, cases) in zip(rows, asked.items(), strict=True)
+    )
+
+
+def summary(row: Decided, database: Path) -> str:
+    """A decision in a few lines."""
+    found = row.decision
+    lines = [
+        f"{row.question.key}: {found.numeric}, {_times(found.speedup)} of the default's speed",
+        *(f"  n_q {n_q}: {configuration.key}" for n_q, configuration in row.chosen.items()),
+        *(f"  {case}: {_times(of_case)}" for case, of_case in found.speedups.items()),
+        f"  tie set: {', '.join(found.ties)}",
+    ]
+    lines += [
+        f"  tie set of n_q {n_q}: {'; '.join(keys)}"
+        for n_q, keys in found.free_ties.items()
+        if len(keys) > 1
+    ]
+    lines.append(
+        f"  the default against itself: {found.noise:.2%}; another run would choose otherwise "
+        f"with probability {found.rerun_differs:.2f}; false winners: {found.rate:.0%} at most"
+    )
+    if found.default_ties:
+        lines.append("  the default is in the tie set: there is nothing to promote")
+    else:
+        lines.append(f"  next: python -m tuning promote --database {database}")
+    return "\n".join(lines)
+
+
+def _times(ratio: Interval) -> str:
+    return f"{ratio.mid:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
