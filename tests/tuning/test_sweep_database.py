@@ -294,10 +294,12 @@ except Refusal as refusal:
 """
 
 WRITER = """
-import sys
+import os, sys
 from sweep_rows import trial
 from tuning.sweep.database import Database
 database, name = Database(sys.argv[1]), sys.argv[2]
+write = os.write
+os.write = lambda fd, data: write(fd, data[:1500])  # a line takes several
 sys.stdin.readline()
 for i in range(100):
     database.append(trial(message=f"{name} {i}" + 3000 * name, seconds=i))

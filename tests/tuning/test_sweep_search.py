@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import subprocess
 import sys
-import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tuning.sweep.rows import Trial
 from tuning.sweep.search import PRUNERS, SAMPLERS, Search
 from tuning.sweep.space import Space
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.skipif(find_spec("optuna") is None, reason="optuna is not installed")
 
 SPACE = Space([SPLIT, PLAIN, FLASH])  # 14 configurations
 WIDE = Space(
@@ -87,6 +88,12 @@ def test_every_configuration_is_asked_once_the_defaults_first(sampler: str) -> N
     assert tuple(asked[:3]) == SPACE.defaults
     assert sorted(map(SPACE.index, asked)) == list(range(14))
     assert search.ask() is None
+
+
+def test_a_random_search_seldom_repeats_itself() -> None:
+    search = Search(WIDE, "random")
+    go_on(search, 40)
+    assert len(search._study.trials) < 45
 
 
 def test_grid_goes_by_number() -> None:
@@ -214,18 +221,24 @@ def test_unknown_names_are_refused(changes: dict[str, Any], message: str) -> Non
     assert caught.value.message == message
 
 
-def test_optuna_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        go_on(Search(WIDE, "tpe", known=[result(WIDE.at(9))], pruner="halving"), 15, pruned=True)
-    assert capfd.readouterr() == ("", "")
+QUIET = """
+import sys
+from test_sweep_search import WIDE, Search, go_on, result
+assert "optuna" not in sys.modules
+go_on(Search(WIDE, "tpe", known=[result(WIDE.at(9))], pruner="halving"), 15, pruned=True)
+assert "optuna" in sys.modules
+"""
 
 
-def test_optuna_is_imported_by_a_search_only() -> None:
-    text = "import sys, tuning.sweep.search; print('optuna' in sys.modules)"
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run([sys.executable, "-c", text], cwd=root, capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+def test_optuna_is_imported_by_a_search_only_and_says_nothing() -> None:
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", QUIET],
+        env={**os.environ, "PYTHONPATH": f"{here.parent.parent}:{here}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +265,22 @@ def test_budgets(text: str, trials: int | None, seconds: int | None) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "0s", "-5", "1.5h", "ten", "10 m", "30m1h", "10m10m", "m", "٣", "1e3", "9" * 5000],
+    [
+        "",
+        "0",
+        "0s",
+        "-5",
+        "1.5h",
+        "ten",
+        "10 m",
+        "30m1h",
+        "1h30",
+        "10m10m",
+        "m",
+        "٣",
+        "1e3",
+        "9" * 5000,
+    ],
 )
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(Refusal, match=r"is none; give 200 \(trials\), 10m, 1h30m or 45s"):

@@ -124,7 +124,7 @@ def to_line(row: Row) -> str:
 def from_line(line: str | bytes) -> Row:
     """The row of a line; raises BadField."""
     try:
-        found = json.loads(line)
+        found = json.loads(line if isinstance(line, str) else line.decode())
     except (ValueError, RecursionError):  # not JSON, or not UTF-8
         raise BadField("damaged, it is no JSON") from None
     if type(found) is not dict:
