@@ -21,7 +21,7 @@ from minfer.errors import Refusal
 from tuning.sweep.configuration import Configuration
 from tuning.sweep.database import Database
 from tuning.sweep.fields import BadField
-from tuning.sweep.rows import from_line, to_line
+from tuning.sweep.rows import from_line, sealed, to_line
 
 MANY = [
     trial(Configuration("split", (("heads", i),)), message="é\n\u2028", seconds=i / 8)
@@ -118,7 +118,7 @@ def test_a_field_that_is_wrong_is_named(
     change(found)
     database.append(SESSION)
     with database.path.open("a") as file:
-        file.write(json.dumps(found) + "\n")
+        file.write(sealed(found) + "\n")
     database.append(trial())
     assert list(database.rows()) == [SESSION, trial()]
     list(database.rows())
@@ -132,7 +132,7 @@ def test_keys_that_are_numbers_are_read_strictly() -> None:
     for key in ("01", "1.0", "x", "٣"):
         found["chosen"] = {key: found["chosen"].popitem()[1]}
         with pytest.raises(BadField, match=rf"chosen\['{key}'\]: its name is no whole number"):
-            from_line(json.dumps(found))
+            from_line(sealed(found))
 
 
 def test_a_row_that_could_not_be_read_is_not_written(database: Database) -> None:
@@ -355,3 +355,14 @@ def test_processes_that_append_at_once_never_mix(database: Database) -> None:
             3000 * name
         }
     assert said(database) == ["2 is skipped: damaged, it is no JSON"]
+
+
+def test_a_digit_that_was_changed_is_damage(database: Database) -> None:
+    database.append(SESSION)
+    line = to_line(trial())
+    other = line.replace('"calls": ', '"calls": 1', 1)
+    assert json.loads(other)["cases"][0]["calls"] != trial().cases[0].calls
+    with database.path.open("a") as file:
+        file.write(other + "\n")
+    assert list(database.rows()) == [SESSION]
+    assert said(database) == ["2 is skipped: damaged, its sum is that of another text"]

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from tuning.sweep.configuration import Configuration, Question
 from tuning.sweep.decision import Contender, Decision
 from tuning.sweep.fields import BadField, reader, to_json
@@ -111,14 +113,26 @@ class Decided:
 Row = Session | Trial | Finals | Decided
 KINDS = {"session": Session, "trial": Trial, "finals": Finals, "decision": Decided}
 READERS = {name: reader(kind) for name, kind in KINDS.items()}
+SUM = ', "sum": '  # the last field of a line
 NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def _sum(text: str) -> str:
+    """xxh3 of a row's text without its sum."""
+    return str(xxhash.xxh3_64_hexdigest(text.encode()))
 
 
 def to_line(row: Row) -> str:
     """A row as one line of JSON, without its end, checked by reading it; raises BadField."""
-    line = json.dumps({"schema": SCHEMA, "row": NAMES[type(row)], **to_json(row)})
+    line = sealed({"schema": SCHEMA, "row": NAMES[type(row)], **to_json(row)})
     from_line(line)
     return line
+
+
+def sealed(row: Mapping[str, Any]) -> str:
+    """The line of a JSON object, with its sum."""
+    text = json.dumps({**row})
+    return f'{text[:-1]}{SUM}"{_sum(text)}"}}'
 
 
 def from_line(line: str | bytes) -> Row:
@@ -134,6 +148,9 @@ def from_line(line: str | bytes) -> Row:
         raise BadField("missing" if schema is None else f"{schema!r} is no version", "schema")
     if schema > SCHEMA:
         raise BadField(f"written by a newer minfer: schema {schema}")
+    text, _, _ = (line if isinstance(line, str) else line.decode()).rpartition(SUM)
+    if found.pop("sum", None) != _sum(text + "}"):
+        raise BadField("damaged, its sum is that of another text")
     name = found.pop("row", None)
     if type(name) is not str or name not in KINDS:
         raise BadField(f"{name!r} is none of {', '.join(KINDS)}", "row")
