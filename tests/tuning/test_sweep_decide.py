@@ -20,7 +20,7 @@ from tuning.sweep.ties import Layout, Verdicts
 from tuning.sweep.timing import race
 
 RATE = 0.05
-FINALS = 400
+FINALS = 1000
 ROUNDS = 40
 
 

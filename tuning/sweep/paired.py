@@ -72,8 +72,8 @@ def inflation(values: Array) -> Array:
     values -= values.mean(axis=-1, keepdims=True)
     squares = np.maximum((values**2).sum(axis=(-1, -2)), np.finfo(float).tiny)
     alike = (values[..., 1:] * values[..., :-1]).sum(axis=(-1, -2)) / squares
-    # of n rounds the estimate is too low by about that much
-    alike = np.clip(alike + (1 + 3 * alike) / n, 0, ALIKE)
+    # the estimate is too low by (1 + 3 alike) / n; a little more, since it is uncertain as well
+    alike = np.clip(alike + 3 * (1 + alike) / n, 0, ALIKE)
     factor: Array = (1 + alike) / (1 - alike)
     return factor
 

@@ -4,6 +4,10 @@ One critical value stands behind every comparison. Finals of equal contenders, i
 and with as many rounds, are simulated and judged by the same rule: it is what the largest of all
 their statistics exceeds at the stated rate. So the rate is that of a decision, however many
 contenders, free choices and buckets are compared.
+
+Measured at a rate of 5 %, 2 and 8 contenders, 8 to 60 rounds: something is set apart among equals
+in 0 to 4.5 of 100 finals, be the noise Gaussian, skewed or bimodal, with drift, jumps or outliers,
+and in up to 5.6 where noise sticks to a contender from round to round (correlation 0.3).
 """
 
 from __future__ import annotations
@@ -69,7 +73,12 @@ class Finals:
         self.scores: Array = self.centres.mean(axis=-1)  # (finals, buckets, candidates)
 
     def judge(self, critical: float, noise: Array) -> Verdicts:
-        """noise: (finals,), logarithm of what the default differs from itself by."""
+        """noise: (finals,), logarithm of what the default differs from itself by.
+
+        A class offers its first tied choices where these are tied with the leader and faster than
+        the default, else its best ones. What is chosen is itself faster than the default: to be
+        tied with something faster is not enough.
+        """
         best = self._best()
         top = best[np.arange(len(best)), self._pick(self.scores, best).argmin(-1)][:, None]
         by_class, by_member = self._contrast(best, top), self._within(best)
@@ -84,6 +93,7 @@ class Finals:
         faster &= self._ahead(options) > noise[:, None]
         stays = (self._contrast(default, top)[:, 0] <= critical) & (liked[:, 0] == 0).all(-1)
         able = tied & faster & ~stays[:, None]
+        # the class of the default is 0, others follow by the last of their choices in preference
         order = np.where(able, options.max(-1) + 1, self.scores.shape[-1] + 1)
         order[:, 0] = np.where(able[:, 0], 0, order[:, 0])
         picked = options[np.arange(len(best)), order.argmin(-1)]
