@@ -38,7 +38,8 @@ CASES = ("a", "b", "c", "d")
 def cost(configuration: Configuration) -> float:
     """Time of a configuration of `WIDE` over the default's: at best where all tunables are 3."""
     far = sum(abs(value - 3) for value in configuration.config.values())
-    return (1.0 + far / 5) * (1.3 if configuration.variant == "ring" else 1.0)
+    apart = random.Random(configuration.key).random() / 1000  # no two are equal
+    return (1.0 + far / 3 + apart) * (1.3 if configuration.variant == "ring" else 1.0)
 
 
 def result(configuration: Configuration, status: str = "ok", n_cases: int = 4) -> Trial:
@@ -108,8 +109,8 @@ def test_several_may_be_out_at_once(sampler: str) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_same_seed_asks_the_same(sampler: str, seed: int) -> None:
-    first, again, other = (keys(go_on(Search(WIDE, sampler, s), 40)) for s in (seed, seed, 99))
-    assert first == again and len(set(first)) == 40
+    first, again, other = (keys(go_on(Search(WIDE, sampler, s), 25)) for s in (seed, seed, 99))
+    assert first == again and len(set(first)) == 25
     assert (first == other) == (sampler == "grid")
 
 
@@ -119,9 +120,9 @@ def test_a_sweep_that_was_stopped_goes_on_as_if_it_had_not(sampler: str, pruner:
     def search(known: list[Trial]) -> Search:
         return Search(WIDE, sampler, 3, known, pruner, DEFAULT)
 
-    whole = go_on(search([]), 40, pruned=True)
-    for stop in (1, 25):
-        assert whole[stop:] == go_on(search(whole[:stop]), 40 - stop, pruned=True)
+    whole = go_on(search([]), 30, pruned=True)
+    for stop in (1, 20):
+        assert whole[stop:] == go_on(search(whole[:stop]), 30 - stop, pruned=True)
     statuses = {found.status for found in whole}
     assert statuses == {"ok", "compile-failed", *(["pruned"] if pruner != "none" else [])}
 
@@ -143,8 +144,11 @@ def test_what_is_known_of_elsewhere_does_no_harm() -> None:
 
 
 def test_tpe_finds_what_random_does_not() -> None:
+    space = Space([part.variant for part in WIDE.parts[:1]])
+
     def best(sampler: str) -> list[float]:
-        return [min(t.score or 9 for t in go_on(Search(WIDE, sampler, s), 50)) for s in range(3)]
+        searches = [Search(space, sampler, seed) for seed in range(4)]
+        return [min(t.score or 9 for t in go_on(search, 60)) for search in searches]
 
     assert all(tpe < other for tpe, other in zip(best("tpe"), best("random"), strict=True))
 

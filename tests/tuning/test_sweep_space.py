@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -147,3 +148,22 @@ def test_suggestions_stay_in_the_space(space: Space, data: st.DataObject) -> Non
     assert ("variant" in trial.asked) == (len(space.parts) > 1)
     tunables = {name for name in trial.asked if name != "variant"}
     assert tunables == {f"{found.variant}.{name}" for name in found.config}
+
+
+@given(spaces, st.randoms(use_true_random=False))
+def test_what_is_near_is_in_the_space(space: Space, draw: random.Random) -> None:
+    here = space.at(draw.randrange(space.size))
+    near = [space.near(here, draw) for _ in range(9)]
+    assert all(found in space for found in near)
+
+
+def test_what_is_near_differs_in_one_tunable_or_in_all() -> None:
+    space, draw = Space([SPLIT, FLASH]), random.Random(1)
+    here = space.at(4)
+    near = {space.near(here, draw) for _ in range(300)}
+    assert near == set(space)
+    alike = [
+        sum(a == b for a, b in zip(space.near(here, draw).values, here.values, strict=True))
+        for _ in range(300)
+    ]
+    assert alike.count(0) < 90 and alike.count(1) > 60

@@ -113,7 +113,7 @@ def cases_of(op: str, device: str, pattern: str | None, fmt: KvFormat | None) ->
     """The listed cases that a glob names, or the one case of an exact name, listed or not.
 
     pattern: None for all. fmt: None where the op has no formats; cases that do not fit it are left
-    out. Refuses a pattern that names nothing, and formats that no case fits.
+    out. Refuses a pattern that names nothing, and rows that are never whole blocks.
     """
     listed = names(op, device)
     one = None if pattern is None else parse(op, pattern)
@@ -123,7 +123,7 @@ def cases_of(op: str, device: str, pattern: str | None, fmt: KvFormat | None) ->
         raise _unknown(op, pattern or "", listed)
     fitting = [case for case in found if case.fits(fmt or KvFormat.F32)]
     if not fitting:
-        what = f"no case of {op} fits {fmt or 'q8_0'}, whose rows are whole blocks of 32: "
+        what = f"no case of {op} fits q8_0, whose rows are whole blocks of 32: "
         raise Refusal("3.3", what + ", ".join(case.name for case in found), {"op": op})
     return fitting
 

@@ -79,12 +79,9 @@ def _rows(rng: Rng, *shape: int) -> Floats:
 
 
 def _stored(rng: Rng, fmt: KvFormat, n: int, heads: int, d: int) -> Given:
-    region, rows, again = _any_region(rng, fmt, 2 * n + 3, heads, d), *_pair(rng, n, heads, d)
+    region = _any_region(rng, fmt, 2 * n + 3, heads, d)
+    rows, again = (_rows(rng, n, heads, d) for _ in range(2))
     return Given((region, rows, _two_runs(n)), {1: again}, {"fmt": fmt})
-
-
-def _pair(rng: Rng, *shape: int) -> tuple[Floats, Floats]:
-    return _rows(rng, *shape), _rows(rng, *shape)
 
 
 def _qkv(part: int, pairing: str) -> Make:

@@ -47,25 +47,26 @@ def _exact(plain: Callable[..., Any], *tensors: Any, **scalars: Any) -> list[Wan
     return [Wanted(plain(*tensors, **scalars))]
 
 
-def plain_rms_norm(x: Floats, weight: Floats, eps: float) -> Any:
+def _plain_rms_norm(x: Floats, weight: Floats, eps: float) -> Any:
     mean = np.cumsum(x * x, axis=1, dtype=np.float32)[:, -1:] / np.float32(x.shape[1])
     return x * (ONE / np.sqrt(mean + np.float32(eps))) * weight
 
 
-def plain_silu_mul(gate: Floats, up: Floats) -> Any:
+def _plain_silu_mul(gate: Floats, up: Floats) -> Any:
     return gate / (ONE + np.exp(-gate)) * up
 
 
-def plain_gelu_mul(gate: Floats, up: Floats) -> Any:
-    bent = np.float32((2 / np.pi) ** 0.5) * (gate + np.float32(0.044715) * gate**3)
+def _plain_gelu_mul(gate: Floats, up: Floats) -> Any:
+    bent = np.float32((2 / np.pi) ** 0.5) * (gate + np.float32(0.044715) * gate * gate * gate)
     return gate / np.float32(2) * (ONE + np.tanh(bent)) * up
 
 
-def plain_softcap(x: Floats, cap: float) -> Any:
+def _plain_softcap(x: Floats, cap: float) -> Any:
     return np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
 def plain_rope(x: Floats, positions: Any, cos: Floats, sin: Floats, pairing: str) -> Any:
+    """rope of x [n, heads, d] in float32, every operation rounded by itself."""
     return rotated(x, cos[positions][:, None], sin[positions][:, None], pairing)
 
 
@@ -132,12 +133,12 @@ def _embedded(weight: Any, tokens: Any, fmt: KvFormat) -> Any:
 
 
 Rowwise.table |= {
-    "rms_norm": _entry(partial(_budget, "rms_norm", plain_rms_norm), _arrays("one row", eps=1e-5)),
-    "silu_mul": _entry(partial(_budget, "silu_mul", plain_silu_mul), _arrays("rows"), arrays=3),
-    "gelu_mul": _entry(partial(_budget, "gelu_mul", plain_gelu_mul), _arrays("rows"), arrays=3),
+    "rms_norm": _entry(partial(_budget, "rms_norm", _plain_rms_norm), _arrays("one row", eps=1e-5)),
+    "silu_mul": _entry(partial(_budget, "silu_mul", _plain_silu_mul), _arrays("rows"), arrays=3),
+    "gelu_mul": _entry(partial(_budget, "gelu_mul", _plain_gelu_mul), _arrays("rows"), arrays=3),
     "add": _entry(partial(_exact, np.add), _arrays("rows"), _arrays("one row"), arrays=3),
     "scale": _entry(partial(_exact, lambda x, factor: x * np.float32(factor)), _arrays(factor=0.1)),
-    "softcap": _entry(partial(_budget, "softcap", plain_softcap), _arrays(cap=5.0)),
+    "softcap": _entry(partial(_budget, "softcap", _plain_softcap), _arrays(cap=5.0)),
     "rope": Entry(
         Form("r512-h32-d128"),
         shape=lambda rows, heads, d: Shape(kind_of(rows), rows, heads, heads, d),

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import Trial as OptunaTrial
 
-TRIES = 20  # of a sampler that repeats itself
+TRIES = 5  # of a sampler that repeats itself
+STEPS = 50  # away from what it repeats, until the next by number is taken
 SLOW = 1.5  # times the default, for the pruner `threshold`
 
 
@@ -155,32 +156,37 @@ class Search:
         self._study.tell(running.trial, trial.score if trial.status == OK else None, state)
 
     def _sampled(self) -> Configuration | None:
-        """What the sampler picks, unless it keeps to what was seen."""
+        """What the sampler picks; where it keeps to what was seen, what is near that."""
         from optuna.trial import TrialState
 
         if self._sampler is None:
             return None
-        seed = random.Random(f"{self._seed} {len(self._seen)}").getrandbits(32)
+        draw = random.Random(f"{self._seed} {len(self._seen)}")
         with _quiet():
-            self._study.sampler = self._sampler(seed)
+            self._study.sampler = self._sampler(draw.getrandbits(32))
         for _ in range(TRIES):
             trial = self._study.ask()
             configuration = self._space.suggest(trial)
             if (index := self._space.index(configuration)) not in self._seen:
-                self._running[index] = _Running(trial)
-                self._seen.add(index)
-                return configuration
+                return self._out(index, trial)
             self._study.tell(trial, state=TrialState.FAIL)
+        for _ in range(STEPS):
+            configuration = self._space.near(configuration, draw)
+            if (index := self._space.index(configuration)) not in self._seen:
+                return self._begin(index)
         return None
 
     def _begin(self, index: int) -> Configuration:
-        configuration = self._space.at(index)
-        self._study.enqueue_trial(self._space.params(configuration))
+        """A trial of what the sampler was not asked for."""
+        self._study.enqueue_trial(self._space.params(self._space.at(index)))
         trial = self._study.ask()
         self._space.suggest(trial)
+        return self._out(index, trial)
+
+    def _out(self, index: int, trial: OptunaTrial) -> Configuration:
         self._running[index] = _Running(trial)
         self._seen.add(index)
-        return configuration
+        return self._space.at(index)
 
     def _next_unseen(self) -> int:
         while self._unseen in self._seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,6 +124,16 @@ class Space:
             trial.suggest_categorical(name, tuple(range(len(choices))))
             for name, choices in _named(part).items()
         ]
+        return part.at(places)
+
+    def near(self, configuration: Configuration, draw: random.Random) -> Configuration:
+        """The same with one tunable drawn anew; now and then any configuration."""
+        part = next(p for p in self.parts if p.variant.name == configuration.variant)
+        changed = draw.randrange(len(part.values) + 1)
+        if changed == len(part.values):
+            return self.at(draw.randrange(self.size))
+        places = part.places(configuration)
+        places[changed] = draw.randrange(len(list(part.values.values())[changed]))
         return part.at(places)
 
     def params(self, configuration: Configuration) -> dict[str, int]:
