@@ -212,9 +212,13 @@ def test_a_row_that_stays_must_agree_too(sweep: Sweep) -> None:
     done = sweep.run("--write")
     assert f"the row of attn_map in {KIND}.json names rows, this one flash" in done.err
     assert len(sweep.rows()) == 1
+    sweep.decide(question=replace(QUESTION, fmt="f16"))  # is promoted alone
+    sweep.run("--write")
+    assert [one["op"] for one in sweep.rows()] == ["attn_window", "attn_map"]
+    assert sweep.rows()[0]["format"] == "f16"
     sweep.file.write_text(table.dumped(KIND, [read(row("rows", op="attn_map", source="0"))]))
     sweep.run("--write")
-    assert len(sweep.rows()) == 2
+    assert len(sweep.rows()) == 3
 
 
 def read(given: dict[str, Any]) -> tuned.Row:
@@ -263,8 +267,9 @@ def test_options_that_cannot_be_meant(
 ) -> None:
     monkeypatch.chdir(sweep.into)
     sweep.decide()
-    done = sweep.run(*options, "--write")
-    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+    for more in ((), ("--write",)):
+        done = sweep.run(*options, *more)
+        assert done.code == 2 and said in done.err and done.err.count("\n") == 1
     assert not sweep.file.exists()
 
 
