@@ -190,10 +190,10 @@ class Emitter:
         flags = [ir.Constant(I32, value) for value in (0, 2, 1)]  # read, L2, data
         self.builder.call(function, [pointer, *flags])
 
-    def fetch_add(self, address: Any, count: Any) -> Any:
-        """Atomically add `count` to the int64 at address; returns what it was."""
+    def fetch_add(self, address: Any) -> Any:
+        """Atomically add 1 to the int64 at address; returns what it was."""
         pointer = self.builder.inttoptr(address, I64.as_pointer())
-        return self.builder.atomic_rmw("add", pointer, count, "seq_cst")
+        return self.builder.atomic_rmw("add", pointer, self.index(1), "seq_cst")
 
     def variable(self, initial: Any) -> Any:
         """A stack slot holding `initial`; LLVM keeps it in a register."""

@@ -263,11 +263,11 @@ def _flash_worker(fmt: KvFormat) -> Worker:
             all_of.states[t], all_of.acc[t], all_of.stage[t], all_of.segments[t],
             all_of.bounds[t],
         )  # fmt: skip
-        done, item = 0, fetch_add(address(args.counter), 1)
+        done, item = 0, fetch_add(address(args.counter))
         while item < tiles.shape[0] * dims.n_head_kv:
             index, kv = item // dims.n_head_kv, item % dims.n_head_kv
             attend(Tile(tiles[index, 0], tiles[index, 1]), kv, args, mine)
-            done, item = done + 1, fetch_add(address(args.counter), 1)
+            done, item = done + 1, fetch_add(address(args.counter))
         return done
 
     return attn_flash

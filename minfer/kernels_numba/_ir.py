@@ -52,8 +52,8 @@ def _address(_typing_context: Any, array: Any) -> Any:
 
 # address(array): where an array's first element lies, intp; the caller keeps the array alive.
 address: Any = intrinsic(_address)
-# fetch_add(address, count): atomically adds to the int64 there and returns what it was.
-fetch_add = intrinsic_of("pp:p", lambda e, counter, count: e.fetch_add(counter, count))
+# fetch_add(address): atomically adds 1 to the int64 there and returns what it was.
+fetch_add = intrinsic_of("p:p", lambda e, counter: e.fetch_add(counter))
 # exp2(t): `Emitter.exp2` of one f32.
 exp2 = intrinsic_of("f:f", lambda e, t: e.lane(e.exp2(e.splat(t)), 0))
 # fma(a, b, c): a * b + c with one rounding, f32.

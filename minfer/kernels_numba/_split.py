@@ -125,7 +125,7 @@ class Args(NamedTuple):
     q_bytes: int  # of one packed head row
     factor: Any
     slots: Slots
-    counter: Any  # int64 [1], next slot
+    counter: Any  # int64 [1], next draw
     stage: Any  # uint8 [TILE * row_bytes], rows of a tile that is not in one piece
     weights: Any  # float32 [n_head, PARTITION]
     segments: Any  # int64 [n, 3]
@@ -154,11 +154,11 @@ def _split_worker(fmt: KvFormat) -> Worker:
         slots, table, n_head = args.slots, args.segments[t], args.dims.n_head
         size, stage, weights = 4 * n_head * args.dims.head_dim, args.stage[t], args.weights[t]
         draw = args.draw
-        done, slot = 0, fetch_add(address(args.counter), draw)
+        done, slot = 0, draw * fetch_add(address(args.counter))
         while slot < n_slots(slots):
             upcoming = slot + 1
             if upcoming % draw == 0:  # drawn early, so that its rows can be prefetched
-                upcoming = fetch_add(address(args.counter), draw)
+                upcoming = draw * fetch_add(address(args.counter))
             after = _first_row(args, upcoming, table)
             query, lo, hi = bounds(slots, slot)
             n = segments(slots.runs, query, slots.positions[query], lo, hi, table)

@@ -182,12 +182,12 @@ def _matmul_worker(fmt: KvFormat) -> Worker:
         n, mine = rows.shape[0], Scratch(own.panel[t], own.source[t], own.values[t], own.tile[t])
         n_panels = (weight.shape[0] + columns - 1) // columns
         per_part = ((n + parts - 1) // parts + ROWS - 1) // ROWS * ROWS
-        item = fetch_add(address(args.counter), 1)
+        item = fetch_add(address(args.counter))
         while item < n_panels * parts:
             c0, first = item // parts * columns, item % parts * per_part
             last = min(n, first + per_part)
             part(weight, args.x, rows.shape[1], args.out, c0, first, last, mine)
-            item = fetch_add(address(args.counter), 1)
+            item = fetch_add(address(args.counter))
         return 0
 
     return matmul_kernel

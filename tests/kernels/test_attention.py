@@ -92,6 +92,28 @@ def test_large_scores_stay_within_the_error_of_float32(
     assert_within_budget(variant, fmt, inputs, attend(variant, inputs))
 
 
+NUMERIC = [
+    pytest.param(v, fmt, {name: value}, id=f"{v.name}-{fmt}-{name}-{value}")
+    for v in variants("attn_map")
+    for fmt in v.formats
+    for name, tunable in v.space.items()
+    for value in (tunable.values if tunable.numeric else ())
+    if not (interpreted() and name == "warps")  # which an interpreter has none of
+]
+
+
+@pytest.mark.parametrize(("variant", "fmt", "values"), NUMERIC)
+def test_every_numeric_value_stays_within_the_error_of_float32(
+    variant: Variant, fmt: KvFormat, values: dict[str, Any]
+) -> None:
+    """Over borders of tiles, partitions and runs, once for each kind that the variant takes."""
+    for kind, rows in ((DECODE, (270, 1)), (PREFILL, (40, 3))):
+        if kind in (variant.limits.kinds or (PREFILL,)):
+            case = cases.Case("tuned", kind, (2, 1), 64, (rows,), cases.RUNS, pieces=3)
+            inputs = cases.make(case, fmt)
+            assert_within_budget(variant, fmt, inputs, attend(variant, inputs, **values))
+
+
 @compiled_only()
 @pytest.mark.parametrize("name", ["rows", "flash"])
 def test_long_heads_lose_no_bits_to_one_long_chain(name: str) -> None:

@@ -63,6 +63,7 @@ def _conflicts_kernel(pointer, W: gl.constexpr, BN: gl.constexpr, D: gl.constexp
     gl.static_assert(gl.bank_conflicts(VALUES, ring.type) == 0)
 
 
+@pytest.mark.parametrize("warps", [2, 8])
 @pytest.mark.parametrize("d", [64, 128])
-def test_no_bank_conflicts(d):
-    compile_for(_conflicts_kernel, {"pointer": "*i32"}, {"W": 2, "BN": 16, "D": d}, 2)
+def test_no_bank_conflicts(d, warps):
+    compile_for(_conflicts_kernel, {"pointer": "*i32"}, {"W": warps, "BN": 16, "D": d}, warps)

@@ -126,10 +126,10 @@ def test_attention(d, group, mode, width):
     if group == 4:
         q[0, 1] = 0
     outs = []
-    for n_split, W in ((1, 1), (1, 2), (5, 2)):
-        state, acc = run(q, k, v, positions, window, width, n_split, W)
+    for n_split, W, stages in ((1, 1, 3), (1, 2, 4), (1, 8, 2), (5, 2, 3)):
+        state, acc = run(q, k, v, positions, window, width, n_split, W, STAGES=stages)
         outs.append(combine(state, acc, firsts, positions, W * n_split))
-    assert np.array_equal(outs[0], outs[2]) and np.array_equal(outs[1], outs[2])
+    assert all(np.array_equal(out, outs[0]) for out in outs)
     assert np.abs(outs[0] - expected(q, k, v, cells)).max() < 2e-3
 
 
