@@ -276,7 +276,7 @@ def test_tunables_that_are_free_and_a_second_run(kind: str, name: str, fmt: KvFo
         configs = [config_of(variant, **{n: v}) for n, values in seen.items() for v in values]
         if not configs:
             pytest.skip("has nothing free that an interpreter sees")
-        rows = [sequence(1, *((520, 1) if kind == DECODE else (9, 40)), (2, 1))]
+        rows = [sequence(1, *((520, 1) if kind == DECODE else (0, 70)), (2, 1))]
     spans = scattered(9, [len(r.k) for r in rows], 3)
     base = attend(name, fmt, kind, rows, spans, RUNS)
     for config in configs:
