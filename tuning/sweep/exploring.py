@@ -95,7 +95,7 @@ def _default(
         return known[-1]
     bar.say(f"the default: {plan.default.key}")
     worker = crew.workers[0]
-    prepared = prepare(worker, plan.default)
+    prepared = prepare(worker, plan.default, may_spill=True)
     made = run_trial(worker, course, plan.default, prepared, lambda step, score: False)
     database.append(made)
     bar.row(made)

@@ -89,7 +89,7 @@ def _run(
     """Raises `Ended` of the first contender that cannot go on."""
     resources: dict[str, tuple[float, ...]] = {}
     for key, configuration in runs.items():
-        reply = prepare(worker, configuration, key)
+        reply = prepare(worker, configuration, key, may_spill=configuration.key == default)
         if reply["status"] != OK:
             raise Ended(key, reply["status"], reply["message"])
         resources[key] = tuple(float(reply["resources"].get(name, 0)) for name in RESOURCES)

@@ -63,10 +63,13 @@ class Course:
         return floor(work, self.rates) if self.rates else None
 
 
-def prepare(worker: Worker, configuration: Configuration, key: str = "") -> Message:
+def prepare(
+    worker: Worker, configuration: Configuration, key: str = "", may_spill: bool = False
+) -> Message:
     """Compile and check: the reply of the worker, with a status also where it died.
 
-    key: what it is asked for by afterwards; "" is the configuration's own.
+    key: what it is asked for by afterwards; "" is the configuration's own. may_spill: registers;
+    the default may, which all others are compared with.
     """
     start = time.monotonic()
     try:
@@ -75,6 +78,7 @@ def prepare(worker: Worker, configuration: Configuration, key: str = "") -> Mess
             key=key or configuration.key,
             variant=configuration.variant,
             config=configuration.config,
+            may_spill=may_spill,
         )
     except ChildFailed as failure:
         seconds = time.monotonic() - start
