@@ -37,9 +37,9 @@ def taken(kernels: dict[int, Any]) -> dict[str, int]:
 
     shared: bytes of a program. registers: of a program's threads together. spills: of a thread.
     """
-    if not kernels:
+    held = [kernel for kernel in kernels.values() if hasattr(kernel, "n_regs")]
+    if not held:  # none, or none that could be loaded
         return {}
-    held = list(kernels.values())
     return {
         "shared": max(int(kernel.metadata.shared) for kernel in held),
         "registers": max(int(k.n_regs) * 32 * int(k.metadata.num_warps) for k in held),
