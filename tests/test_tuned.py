@@ -116,7 +116,7 @@ def test_another_question_is_not_answered(
 
 def test_free_values_follow_the_number_of_queries(folder: Folder) -> None:
     folder.write(row(free={64: {"block_m": 64}, 8: {"block_m": 8}, 16: {}}))
-    wanted = {0: 8, 1: 8, 8: 8, 15: 8, 16: 32, 63: 32, 64: 64, 5000: 64}
+    wanted = {0: 32, 1: 32, 2: 8, 8: 8, 11: 8, 12: 32, 31: 32, 33: 64, 256: 64, 257: 32}
     assert {n: choose(shape={"n_q": n}).block_m for n in wanted} == wanted
 
 

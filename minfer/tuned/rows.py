@@ -17,6 +17,7 @@ FIELDS = (
     *("op", "format", "head_dim", "kind", "variant", "module", "numeric", "free", "source"),
     *("made_with", "evidence"),
 )
+REACH = 2  # powers of two of n_q from where free values were timed to where they are taken
 SCALARS = (bool, int, float, str)
 
 
@@ -53,7 +54,7 @@ class Row:
     """One promoted choice.
 
     module: of a user's variant, "" for one of minfer. numeric: by name, for the whole family.
-    free: (least n_q, values by name) by rising n_q, for the op alone. made_with: as `made_with`.
+    free: (n_q, values by name) by rising n_q, for the op alone. made_with: as `made_with`.
     evidence: speedup [low, mid, high] over the default, date, commit, and whatever else is known.
     """
 
@@ -78,9 +79,11 @@ class Row:
         return f"{self.op} {self.key}"
 
     def free_at(self, n_q: int) -> Mapping[str, Any]:
-        """The free values for `n_q` rows."""
-        below = [values for least, values in self.free if least <= n_q]
-        return below[-1] if below else self.free[0][1]
+        """The free values for `n_q` rows: those of the nearest that was timed, if it is near."""
+        asked = math.log2(max(1, n_q))
+        distances = [abs(math.log2(max(1, n)) - asked) for n, _ in self.free]
+        nearest = min(distances)
+        return self.free[distances.index(nearest)][1] if nearest <= REACH else {}
 
     @property
     def proof(self) -> str:
