@@ -25,13 +25,17 @@ Asked = dict[Question, list[Case]]
 NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
 
 
-def asked(args: argparse.Namespace, device: Device) -> Asked:
-    """The questions of the arguments, with their cases; refuses what has none."""
+def asked(args: argparse.Namespace, device: Device, listed: Sequence[str] | None = None) -> Asked:
+    """The questions of the arguments, with their cases; refuses what has none.
+
+    listed: cases that are chosen from; None for those that sweeps time.
+    """
     kind, found = tuned.device_kind(device), Asked()
     refusal: Refusal | None = None
     for fmt in _formats(args, device):
         try:
-            cases = cases_of(args.op, args.device, args.case, KvFormat(fmt) if fmt else None)
+            stored = KvFormat(fmt) if fmt else None
+            cases = cases_of(args.op, args.device, args.case, stored, listed)
         except Refusal as no_case:  # another format may have some
             refusal = no_case
             continue
