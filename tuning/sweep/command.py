@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from minfer import tuned
 from minfer.device import Device, DeviceKind
 from tuning.bench.environment import last_level_cache
 from tuning.bench.protocol import Message
@@ -69,7 +70,7 @@ def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -
         pruner=args.pruner,
         seed=args.seed,
         budget=Budget.parse(args.budget),
-        finals=args.finals,
+        finals=0 if question.device_kind in tuned.SIMULATED else args.finals,
         final_precision=Precision(
             target=SAMPLE_SECONDS[Device.parse(args.device).kind],
             width=FINAL_WIDTH,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from minfer import registry, tuned
-from minfer.device import Device
+from minfer.device import Device, DeviceKind
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.ops import OPS, Variant
@@ -125,18 +128,21 @@ def session_of(
             **environment(),
             "made_with": dict(tuned.made_with(device)),
             "package": device.package().environment(),
-            "driver": driver(device),
+            "clocks": clocks(device),
         },
         sources={name: tuned.source_of(variant) for name, variant in used.items()},
         command=("python", "-m", "tuning", *sys.argv[1:]),
     )
 
 
-def driver(device: Device) -> dict[str, Any]:
-    """Driver and clocks of an NVIDIA GPU, where `nvidia-smi` tells them."""
-    import subprocess
-
-    if device.name != "cuda":
+def clocks(device: Device) -> dict[str, Any]:
+    """Clocks, and of an NVIDIA GPU its driver and temperature, where the system tells them."""
+    if device.kind is DeviceKind.CPU:
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+            return {"cpu MHz": mhz} if mhz else {}
+    if device.kind is not DeviceKind.CUDA:
         return {}
     names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu")
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
