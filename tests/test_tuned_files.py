@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -234,7 +235,8 @@ def test_the_default_is_always_a_value(default: Any) -> None:
 
 def test_kinds_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpu_name", lambda: "AMD EPYC 9B45 (R)")
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1}, raising=False)
     kind = machine._kind
     assert kind(CPU, ModuleType("any")) == "amd-epyc-9b45-r-2-cores"
     gpu = ModuleType("gpu")
