@@ -65,7 +65,7 @@ class Bench:
         return {"rates": machine.rates(self.setting)}
 
     def prepare(self, request: Message) -> Message:
-        """Compile and check one configuration on all cases, or on those asked for."""
+        """Compile and check one configuration on all cases."""
         start = time.monotonic()
         status, message, resources = "ok", "", {}
         with launched(self.device) as kernels:
