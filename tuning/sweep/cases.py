@@ -82,6 +82,28 @@ STEPS: Lists = {
 CPU: Lists = {"attn_window": ON_CPU, "attn_map": _in_runs(ON_CPU), **STEPS}
 CUDA: Lists = {"attn_window": ON_CUDA, "attn_map": _in_runs(ON_CUDA), **STEPS}
 TIMED: Mapping[str, Lists] = {"cpu": CPU, "metal": CPU, "cuda": CUDA}
+# Never timed by a sweep: other lengths, batches and heads.
+HELD_OUT = (
+    *_named(["decode"], ["1x1500", "3x700"], [LLAMA, "h24/8-d128", SMOLLM, "h14/2-d64"]),
+    *_named(["prefill"], ["1x384", "1x1500q300"], [LLAMA, "h24/8-d128", SMOLLM]),
+)
+HELD_OUT_ON_CUDA = (
+    *_named(["decode"], ["1x1500", "8x3000", "40x3000"], [LLAMA, "h24/8-d128", SMOLLM]),
+    *_named(["prefill"], ["1x384", "1x1500", "1x12000q1000"], [LLAMA, "h24/8-d128", SMOLLM]),
+)
+HELD_OUT_WEIGHTS = ["3072x8192", "2048x2048"]
+HELD_OUT_STEPS: Lists = {
+    "matvec": _named(HELD_OUT_WEIGHTS, ["r1"]),
+    "matmul": _named(HELD_OUT_WEIGHTS, ["r200"]),
+    "add": _named(["r3", "r200"], ["w896", "w3072"]),
+}
+
+
+def held_out(op: str, device: str) -> tuple[str, ...]:
+    """Cases that no sweep times by itself; none of an op for which nobody thought of any."""
+    attention = HELD_OUT_ON_CUDA if Device.parse(device).name == "cuda" else HELD_OUT
+    both = {"attn_window": attention, "attn_map": _in_runs(attention)}
+    return {**HELD_OUT_STEPS, **both}.get(op, ())
 
 
 def names(op: str, device: str) -> tuple[str, ...]:
@@ -109,13 +131,20 @@ def case_named(op: str, name: str) -> Case:
     return case
 
 
-def cases_of(op: str, device: str, pattern: str | None, fmt: KvFormat | None) -> list[Case]:
+def cases_of(
+    op: str,
+    device: str,
+    pattern: str | None,
+    fmt: KvFormat | None,
+    listed: Sequence[str] | None = None,
+) -> list[Case]:
     """The listed cases that a glob names, or the one case of an exact name, listed or not.
 
     pattern: None for all. fmt: None where the op has no formats; cases that do not fit it are left
-    out. Refuses a pattern that names nothing, and rows that are never whole blocks.
+    out. listed: None for those of `names`. Refuses a pattern that names nothing, and rows that are
+    never whole blocks.
     """
-    listed = names(op, device)
+    listed = names(op, device) if listed is None else listed
     one = None if pattern is None else parse(op, pattern)
     chosen = [name for name in listed if pattern is None or fnmatchcase(name, pattern)]
     found = [one] if one else [case_named(op, name) for name in chosen]

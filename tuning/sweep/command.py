@@ -6,8 +6,10 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from minfer import tuned
 from minfer.device import Device, DeviceKind
 from tuning.bench.environment import last_level_cache
+from tuning.bench.protocol import Message
 from tuning.sweep import own_files, planning
 from tuning.sweep.budget import Budget
 from tuning.sweep.configuration import Configuration, Question
@@ -15,7 +17,7 @@ from tuning.sweep.crew import crew_of
 from tuning.sweep.database import Database
 from tuning.sweep.exploring import Plan, explore
 from tuning.sweep.fields import to_json
-from tuning.sweep.options import DATABASE, add_arguments, checked
+from tuning.sweep.options import DATABASE, add_arguments, checked_sweep
 from tuning.sweep.problem import Case
 from tuning.sweep.progress import Progress
 from tuning.sweep.rows import Decided, Session
@@ -28,11 +30,12 @@ ROTATE_CACHES = 8  # cold inputs rotate over this many last-level caches
 GPU_ROTATE = 256 << 20  # several times the L2 of any GPU
 SAMPLE_SECONDS = {DeviceKind.CPU: 0.02, DeviceKind.CUDA: 0.004, DeviceKind.METAL: 0.02}
 TRIAL_SECONDS = 0.8  # of a case
+FINAL_WIDTH = 0.004  # of the interval of a ratio, at which rounds end
 
 
 def run(args: argparse.Namespace) -> None:
     """Explore every question that the arguments ask."""
-    args = checked(args)
+    args = checked_sweep(args)
     own_files.add(args.add, args.device)
     device = Device.parse(args.device)
     asked = planning.asked(args, device)
@@ -67,14 +70,28 @@ def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -
         pruner=args.pruner,
         seed=args.seed,
         budget=Budget.parse(args.budget),
-        finals=args.finals,
+        finals=0 if question.device_kind in tuned.SIMULATED else args.finals,
         final_precision=Precision(
             target=SAMPLE_SECONDS[Device.parse(args.device).kind],
-            width=0.004,
+            width=FINAL_WIDTH,
             seconds=args.seconds,
             least=10,
         ),
     )
+
+
+def setting(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -> Message:
+    """What a worker is started with."""
+    on_gpu = Device.parse(args.device).kind is DeviceKind.CUDA
+    return {
+        "op": args.op,
+        "device": args.device,
+        "fmt": question.fmt,
+        "threads": args.threads,
+        "rotate": GPU_ROTATE if on_gpu else ROTATE_CACHES * last_level_cache(),
+        "add": args.add,
+        "cases": [case.name for case in cases],
+    }
 
 
 def _explored(
@@ -87,15 +104,6 @@ def _explored(
 ) -> Decided | None:
     """One question, with workers of its own."""
     kind = Device.parse(args.device).kind
-    how = {
-        "op": args.op,
-        "device": args.device,
-        "fmt": question.fmt,
-        "threads": args.threads,
-        "rotate": GPU_ROTATE if kind is DeviceKind.CUDA else ROTATE_CACHES * last_level_cache(),
-        "add": args.add,
-        "cases": [case.name for case in cases],
-    }
     course = Course(
         question=question,
         session=session.id,
@@ -105,10 +113,10 @@ def _explored(
         rates={},
         default={},
     )
-    known = planning.known(database, session, question, cases) if args.resume else []
+    known = planning.known(database, session, question) if args.resume else []
     with (
         Progress(question.key, quiet=args.json) as bar,
-        crew_of(how, args.jobs, args.timeout) as crew,
+        crew_of(setting(args, question, cases), args.jobs, args.timeout) as crew,
     ):
         if known:
             bar.say(f"{len(known)} trials of earlier runs are known")

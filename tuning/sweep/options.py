@@ -11,6 +11,7 @@ from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.kv.checks import THREADS_MAX, whole_number
 from minfer.ops import OPS
+from tuning.sweep.budget import Budget
 from tuning.sweep.search import PRUNERS, SAMPLERS, by_name
 
 DATABASE = Path("tuning/results/sweeps.jsonl")
@@ -23,15 +24,28 @@ EXAMPLES = """examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is timed and how: options of every subcommand that has workers."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--op", required=True, help=f"one of {', '.join(OPS)}")
     add("--device", default="cpu", help="cpu, cuda or metal; default cpu")
     add("--fmt", help="f32, f16 or q8_0; default each that the op reads")
-    add("--case", metavar="GLOB", help="cases by name; default all of the op")
+    add("--case", metavar="GLOB", help="cases by name, or the exact name of any size")
+    add("--threads", type=int, default=cores(), metavar="N", help="of CPU kernels; default all")
+    add("--add", action="append", default=[], metavar="FILE", help="a .py file with variants")
+    add("--seconds", type=float, metavar="S",
+        help="of the final rounds of a case, at most; default 20, on cuda 8")  # fmt: skip
+    add("--timeout", type=float, default=120.0, metavar="S",
+        help="after which a worker is given up; default 120")  # fmt: skip
+    add("--json", action="store_true", help="print JSON, and no progress")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `sweep`."""
+    add_shared_arguments(parser)
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
     add("--variant", action="append", metavar="V", help="may be repeated; default all that fit")
     add("--search", default="tpe", metavar="S", help=f"{', '.join(SAMPLERS)}; default tpe")
     add("--pruner", default="threshold", metavar="P",
@@ -42,22 +56,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, metavar="N",
         help="workers that compile and check at once; one is timed at a time; default 1, on cuda "
         "half the cores, 8 at most")  # fmt: skip
-    add("--threads", type=int, default=cores(), metavar="N", help="of CPU kernels; default all")
     add("--database", type=Path, default=DATABASE, metavar="FILE", help=f"default {DATABASE}")
-    add("--add", action="append", default=[], metavar="FILE", help="a .py file with variants")
     add("--finals", type=int, default=6, metavar="N",
         help="configurations that go into the finals; 0 for none; default 6")  # fmt: skip
-    add("--seconds", type=float, default=None, metavar="S",
-        help="of a case in the finals, at most; default 20, on cuda 8")  # fmt: skip
-    add("--timeout", type=float, default=120.0, metavar="S",
-        help="after which a trial is given up; default 120")  # fmt: skip
     add("--seed", type=int, default=0, help="of the search; default 0")
     add("--list", action="store_true", help="print questions, cases and sizes, and try nothing")
-    add("--json", action="store_true", help="print the decisions as JSON, and no progress")
+
+
+def checked_sweep(args: argparse.Namespace) -> argparse.Namespace:
+    """`checked`, and what only `sweep` has."""
+    by_name(SAMPLERS, args.search, "search")
+    by_name(PRUNERS, args.pruner, "pruner")
+    args = checked(args)
+    if args.jobs is None:
+        args.jobs = min(8, max(1, cores() // 2)) if args.device == "cuda" else 1
+    whole_number(args.jobs, "--jobs", "10", low=1, high=64)
+    whole_number(args.finals, "--finals", "10", low=0, high=32)
+    Budget.parse(args.budget)
+    return args
 
 
 def checked(args: argparse.Namespace) -> argparse.Namespace:
-    """The same, or a refusal of the first thing that is wrong."""
+    """The shared options, or a refusal of the first thing that is wrong."""
     if args.op not in OPS:
         raise Refusal("0.3", f"op {args.op!r} is none of {', '.join(OPS)}", {"op": args.op})
     device = Device.parse(args.device)
@@ -70,13 +90,7 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
     if args.fmt is not None and not OPS[args.op].formats:
         what = f"{args.op} has no formats; leave --fmt out"
         raise Refusal("3.1", what, {"op": args.op, "fmt": args.fmt})
-    by_name(SAMPLERS, args.search, "search")
-    by_name(PRUNERS, args.pruner, "pruner")
-    if args.jobs is None:
-        args.jobs = min(8, max(1, cores() // 2)) if device.kind is DeviceKind.CUDA else 1
-    whole_number(args.jobs, "--jobs", "10", low=1, high=64)
     whole_number(args.threads, "--threads", "10", low=1, high=THREADS_MAX)
-    whole_number(args.finals, "--finals", "10", low=0, high=32)
     if args.seconds is None:
         args.seconds = 8.0 if device.kind is DeviceKind.CUDA else 20.0
     for name in ("timeout", "seconds"):

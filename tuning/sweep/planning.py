@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from minfer import registry, tuned
-from minfer.device import Device
+from minfer.device import Device, DeviceKind
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.ops import OPS, Variant
@@ -22,16 +25,20 @@ from tuning.sweep.problem import Case
 from tuning.sweep.rows import Session, Trial
 
 Asked = dict[Question, list[Case]]
-NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
+RECORDED = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
 
 
-def asked(args: argparse.Namespace, device: Device) -> Asked:
-    """The questions of the arguments, with their cases; refuses what has none."""
+def asked(args: argparse.Namespace, device: Device, listed: Sequence[str] | None = None) -> Asked:
+    """The questions of the arguments, with their cases; refuses what has none.
+
+    listed: cases that are chosen from; None for those that sweeps time.
+    """
     kind, found = tuned.device_kind(device), Asked()
     refusal: Refusal | None = None
     for fmt in _formats(args, device):
         try:
-            cases = cases_of(args.op, args.device, args.case, KvFormat(fmt) if fmt else None)
+            stored = KvFormat(fmt) if fmt else None
+            cases = cases_of(args.op, args.device, args.case, stored, listed)
         except Refusal as no_case:  # another format may have some
             refusal = no_case
             continue
@@ -116,23 +123,29 @@ def session_of(
         id=secrets.token_hex(8),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         questions=tuple(asked),
-        options={name: getattr(args, name) for name in NUMBERS},
+        options={
+            **{name: getattr(args, name) for name in RECORDED},
+            "cases": {q.key: [case.name for case in cases] for q, cases in asked.items()},
+        },
         environment={
             **environment(),
             "made_with": dict(tuned.made_with(device)),
             "package": device.package().environment(),
-            "driver": driver(device),
+            "clocks": clocks(device),
         },
         sources={name: tuned.source_of(variant) for name, variant in used.items()},
         command=("python", "-m", "tuning", *sys.argv[1:]),
     )
 
 
-def driver(device: Device) -> dict[str, Any]:
-    """Driver and clocks of an NVIDIA GPU, where `nvidia-smi` tells them."""
-    import subprocess
-
-    if device.name != "cuda":
+def clocks(device: Device) -> dict[str, Any]:
+    """Clocks, and of an NVIDIA GPU its driver and temperature, where the system tells them."""
+    if device.kind is DeviceKind.CPU:
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+            return {"cpu MHz": mhz} if mhz else {}
+    if device.kind is not DeviceKind.CUDA:
         return {}
     names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu")
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
@@ -144,29 +157,19 @@ def driver(device: Device) -> dict[str, Any]:
     return dict(zip(names, (part.strip() for part in first.split(",")), strict=False))
 
 
-def known(
-    database: Database, session: Session, question: Question, cases: Sequence[Case]
-) -> list[Trial]:
+def known(database: Database, session: Session, question: Question) -> list[Trial]:
     """Trials of earlier runs that answer the same: equal sources, versions, threads and cases."""
-    names = tuple(case.name for case in cases)
     sources = {
         name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
     }
-    alike = {row.id for row in _sessions(database) if _alike(row, session)}
-    found = database.trials(question, sources).values()
-    return [t for t in found if t.session in alike and _timed(t) == names[: len(t.cases)]]
+    sessions = [row for row in database.rows() if isinstance(row, Session)]
+    wanted = _asked_alike(session, question)
+    alike = {row.id for row in sessions if _asked_alike(row, question) == wanted}
+    return [t for t in database.trials(question, sources).values() if t.session in alike]
 
 
-def _timed(trial: Trial) -> tuple[str, ...]:
-    return tuple(times.case for times in trial.cases)
-
-
-def _sessions(database: Database) -> Iterator[Session]:
-    return (row for row in database.rows() if isinstance(row, Session))
-
-
-def _alike(old: Session, new: Session) -> bool:
-    def facts(session: Session) -> tuple[Any, Any]:
-        return session.options.get("threads"), session.environment.get("made_with")
-
-    return facts(old) == facts(new)
+def _asked_alike(session: Session, question: Question) -> tuple[Any, ...]:
+    """What two sessions have in common whose trials answer the same."""
+    cases = session.options.get("cases", {})
+    named = cases.get(question.key) if isinstance(cases, dict) else None
+    return session.options.get("threads"), session.environment.get("made_with"), named

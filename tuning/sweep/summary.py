@@ -42,7 +42,7 @@ def summary(row: Decided, database: Path) -> str:
     """A decision in a few lines."""
     found = row.decision
     lines = [
-        f"{row.question.key}: {found.numeric}, {_times(found.speedup)} of the default's speed",
+        f"{row.question.key}: {found.numeric}, {_times(found.speedup)}",
         *(f"  n_q {n_q}: {configuration.key}" for n_q, configuration in row.chosen.items()),
         *(f"  {case}: {_times(of_case)}" for case, of_case in found.speedups.items()),
         f"  tie set: {', '.join(found.ties)}",
@@ -64,4 +64,4 @@ def summary(row: Decided, database: Path) -> str:
 
 
 def _times(ratio: Interval) -> str:
-    return f"{ratio.mid:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    return f"{ratio.mid:.3f} times the default's speed ({ratio.low:.3f} to {ratio.high:.3f})"

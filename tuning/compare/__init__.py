@@ -1,0 +1,1 @@
+"""`python -m tuning compare`: promoted rows beside the defaults."""
