@@ -69,13 +69,16 @@ TRIALS = [
 ]
 
 
-def contender(key: str, factor: float, wobble: float = 0.0, numeric: str = "split") -> Contender:
-    """Ten rounds: drift that all have in common, times factor, times e to the +-wobble."""
-    drift = [1 + 0.001 * i for i in range(10)]
-    rounds = {
-        name: tuple(s * f * factor * math.exp(wobble * (-1) ** i) for i, f in enumerate(drift))
-        for name, s in SECONDS.items()
-    }
+def contender(
+    key: str, factor: float, wobble: float = 0.0, numeric: str = "split", two: float = 1.0
+) -> Contender:
+    """Ten rounds: drift that all have in common, times factor, times e to the +-wobble.
+
+    two: another factor of that case.
+    """
+    drift = [(1 + 0.001 * i) * math.exp(wobble * (-1) ** i) for i in range(10)]
+    factors = {"one": factor, "two": factor * two}
+    rounds = {name: tuple(SECONDS[name] * f * d for d in drift) for name, f in factors.items()}
     return Contender(key, numeric, (0.0,), rounds)
 
 
@@ -86,7 +89,7 @@ FINALS = Finals(
     contenders=(
         contender(HALF.key, 0.9, 0.01),
         contender(rows(3).key, 0.82, numeric="rows"),
-        contender(rows(4).key, 0.81, numeric="rows"),
+        contender(rows(4).key, 0.81, numeric="rows", two=1.0201),
         contender(FAST.key, 0.8),
         contender(DEFAULT.key, 1.0),
         contender(CONTROL, 1.001),
@@ -152,7 +155,7 @@ def test_text_says_everything_of_a_question(report: Report) -> None:
         "split heads=2 span=16 0.800 80 µs 62% 1.6 ms",
         "split heads=4 span=32 0.900 90 µs 56% 1.8 ms",
         "split heads=4 span=16 (the default) 1 1 1",
-        "rows heads=4 0.810 (0.810-0.810) tied 0.810 (0.810-0.810) tied 0.810 (0.810-0.810)",
+        "rows heads=4 0.818 (0.818-0.818) tied 0.810 (0.810-0.810) 0.826 (0.826-0.826)",
         "split heads=2 span=16 0.800 (0.800-0.800) chosen 0.800 (0.800-0.800) 0.800 (0.800-0.800)",
         "split heads=4 span=32 0.900 (0.891-0.909) tied 0.900 (0.887-0.913) "
         "chosen 0.900 (0.887-0.913)",
@@ -194,8 +197,8 @@ def test_a_tied_class_is_marked_by_its_fastest_alone() -> None:
     assert [(s.key, *s.marks.values()) for s in found.standings] == [
         (DEFAULT.key, "behind", "behind"),
         (FAST.key, "chosen", "behind"),
-        (rows(4).key, "tied", "tied"),
-        (rows(3).key, "behind", "behind"),
+        (rows(4).key, "tied", "behind"),
+        (rows(3).key, "behind", "tied"),
         (HALF.key, "tied", "chosen"),
         (CONTROL, "control", "control"),
     ]
@@ -223,17 +226,37 @@ def test_values_of_a_tunable_keep_their_kinds() -> None:
 
 def test_trials_under_other_conditions_are_left_out() -> None:
     later = replace(SESSION, id="late", options={**SESSION.options, "threads": 2})
-    old_source = timed(FAST, 0.1, source="beef")
+    old_source = timed(split(9, 9), 0.1, source="beef")
     other_cases = timed(FAST, 0.1, cases=2, session="late")
     other_cases = replace(other_cases, cases=other_cases.cases[::-1])
-    new = [timed(DEFAULT, 1.0, session="late"), timed(HALF, 0.7, session="late")]
+    scores = {HALF: 0.7, DEFAULT: 1.0, split(1, 16): 1.5}
+    new = [timed(one, score, session="late") for one, score in scores.items()]
     again = timed(HALF, 0.6, session="late")
     found = history(SESSION, old_source, *ALL[1:], later, other_cases, *new, again)
-    assert [t.score for t in found.trials] == [1.0, 0.6]
+    assert [t.score for t in found.trials] == [1.0, 1.5, 0.6]
     assert found.left_out == 1 + len(TRIALS) + 2
-    assert found.stale and found.default == DEFAULT
     same = history(SESSION, old_source, *ALL[1:])
     assert len(same.trials) == len(TRIALS) and same.left_out == 1 and not same.stale
+
+
+@pytest.mark.parametrize(
+    "change", [{"session": "late"}, {"cases": {"one": 1}}, {"sources": {"split": "beef"}}]
+)
+def test_finals_of_other_conditions_are_said_to_be(report: Report, change: dict[str, Any]) -> None:
+    later = replace(SESSION, id="late", options={"threads": 9})
+    finals = replace(FINALS, default=FAST.key, **change)
+    found = history(SESSION, *TRIALS, later, finals)
+    assert found.stale and found.default == DEFAULT
+    again = timed(FAST, 0.7)
+    said = " ".join(squeezed(report(of=(SESSION, *TRIALS, again, later, finals))))
+    assert "; under other conditions than the trials" in said
+    assert "1 trials are left out: made again, or under other conditions" in said
+
+
+def test_a_decision_belongs_to_the_last_finals() -> None:
+    other = replace(DECISION_ROW, session="late")
+    assert history(*ALL, other).decided == DECISION_ROW
+    assert history(SESSION, *TRIALS, DECISION_ROW, replace(FINALS, session="late")).decided is None
 
 
 def test_configurations_are_shortened_to_what_differs() -> None:
@@ -262,6 +285,8 @@ def test_what_a_picture_shows() -> None:
     assert [rung.label for rung in shown.rungs] == [
         *("default", "heads=2", "rows", "rows heads=3", "span=32", "default once more"),
     ]
+    pruned = timed(FAST, 0.5, cases=1)  # the best so far were timed on all cases
+    assert panels(history(SESSION, TRIALS[0], pruned)).course.best == ((1, 1.0),)
 
 
 def test_a_picture_holds_all_of_it() -> None:
@@ -270,6 +295,9 @@ def test_a_picture_holds_all_of_it() -> None:
     left, right, _, empty = figure.axes
     sizes = [len(one.get_offsets()) for one in left.collections if len(one.get_offsets())]
     assert sorted(sizes) == [1, 1, 1, 2, 5]  # rows, slow, crashed, spills, split
+    first = {tuple(one.get_offsets()[0]): one for one in left.collections if len(one.get_offsets())}
+    faces = {where: one.get_facecolors()[0][3] for where, one in first.items()}
+    assert faces[1, 1.0] == 1 and faces[9, 2.0] == 0  # hollow: pruned
     texts = [text.get_text() for text in left.texts]
     assert texts == ["2 spills", "1 crashed", "1 above 4x"]
     names = [text.get_text() for text in left.get_legend().get_texts()]

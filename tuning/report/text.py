@@ -68,7 +68,7 @@ def best_table(results: Sequence[Result]) -> Table:
     table.add_column("configuration")
     table.add_column("score", justify="right")
     for case in results[0].cases:
-        table.add_column(Text(printable(case.case)), justify="right")
+        table.add_column(Text(printable(case.case)), justify="right", overflow="fold")
     for one in results:
         cells = [_time(case) for case in one.cases]
         table.add_row(*_cells(one.key, f"{one.score:.3f}", *cells))
@@ -84,7 +84,8 @@ def finals_table(contest: Contest) -> Table:
     table.add_column("contender")
     table.add_column("all cases", justify="right")
     for case, rounds in contest.rounds.items():
-        table.add_column(Text(f"{printable(case)}\n{rounds} rounds"), justify="right")
+        name = Text(f"{printable(case)}\n{rounds} rounds")
+        table.add_column(name, justify="right", overflow="fold")
     for one in contest.standings:
         table.add_row(*_cells(*_standing(one, contest)))
     return table
