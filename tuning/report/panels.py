@@ -119,8 +119,8 @@ def verdict(history: History) -> str:
     many = len(named) > 1
     chosen = (f"{k} (n_q {', '.join(n_qs)})" if many else k for k, n_qs in named.items())
     ratio = found.speedup
-    times = f"{ratio.mid:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
-    return f"chosen: {'; '.join(chosen)}\n{times} of the default's speed"
+    times = f"{ratio.mid:.3f} times the default's speed ({ratio.low:.3f} to {ratio.high:.3f})"
+    return f"chosen: {'; '.join(chosen)}\n{times}"
 
 
 def _rung(one: Standing, found: Contest) -> Rung:
