@@ -272,7 +272,8 @@ def test_what_a_picture_shows() -> None:
     shown = panels(history(*ALL))
     assert shown.title == QUESTION.key
     assert shown.verdict == (
-        "chosen: heads=2 (n_q 1); span=32 (n_q 16)\n1.020 times the default's speed (1.010 to 1.030)"
+        "chosen: heads=2 (n_q 1); span=32 (n_q 16)\n"
+        "1.020 times the default's speed (1.010 to 1.030)"
     )
     course = shown.course
     assert [(p.number, p.score) for p in course.points] == [
