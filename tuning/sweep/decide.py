@@ -36,12 +36,12 @@ def decide(
     time is not a positive number.
     """
     ordered = _in_order(contenders, default, control)
-    candidates, cases = ordered[:-1], tuple(buckets)
+    candidates, cases = ordered[:-1], tuple(sorted(buckets))
     names = tuple(dict.fromkeys(c.numeric for c in candidates))
-    sizes = tuple(dict.fromkeys(buckets.values()))
+    sizes = tuple(dict.fromkeys(buckets[case] for case in cases))
     layout = Layout(
         tuple(names.index(c.numeric) for c in candidates),
-        tuple(sizes.index(n_q) for n_q in buckets.values()),
+        tuple(sizes.index(buckets[case]) for case in cases),
     )
     evidence = Evidence.of([_logs(ordered, case) for case in cases])
     bound = critical(layout, evidence.rounds, evidence.scales, rate)

@@ -11,6 +11,8 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minfer import tuned
@@ -31,7 +33,8 @@ SAID = 400  # characters of a message
 
 def status_of(error: Exception) -> tuple[str, str]:
     """The status of a trial that ended so, and why in a line."""
-    text = " ".join(str(error).split())[:SAID]
+    told = (str(error), *getattr(error, "__notes__", ()))
+    text = " ".join(" ".join(told).split())[:SAID]
     kind = type(error)
     named = f"{kind.__name__}: {text}"
     if isinstance(error, WrongAnswer):
@@ -41,6 +44,16 @@ def status_of(error: Exception) -> tuple[str, str]:
     if kind.__module__.partition(".")[0] in COMPILERS or any(part in text for part in COMPILING):
         return "compile-failed", named
     return "crashed", named
+
+
+def _tried(act: Callable[[], str | None]) -> tuple[str, str]:
+    """The status of a trial after `act`, and what it says."""
+    try:
+        return "ok", act() or ""
+    except Exception as error:  # is the row of this configuration
+        if not isinstance(error, WrongAnswer | Refusal):
+            traceback.print_exc()
+        return status_of(error)
 
 
 class Bench:
@@ -67,25 +80,26 @@ class Bench:
     def prepare(self, request: Message) -> Message:
         """Compile and check one configuration on all cases."""
         start = time.monotonic()
-        status, message, resources = "ok", "", {}
         with launched(self.device) as kernels:
-            try:
-                made = Ready(self.inputs, self.cases, request["variant"], request["config"])
-                self.ready[request["key"]] = made
-                message = made.trouble
-            except Exception as error:  # is the row of this configuration
-                if not isinstance(error, WrongAnswer | Refusal):
-                    traceback.print_exc()
-                status, message = status_of(error)
+            status, message = _tried(partial(self._make, request))
             self._recover()
             resources = taken(kernels)
         if status == "ok" and resources.get("spills"):
             message = f"{resources['spills']} registers of a thread are spilled"
             if not request["may_spill"]:
                 status = "spills"
-                self.drop(request)
+        if status == "ok":  # what is launched here are kernels of another configuration
+            status, broken = _tried(self.ready[request["key"]].check_free)
+            message = broken or message
+        if status != "ok":
+            self.drop(request)
         seconds = time.monotonic() - start
         return {"status": status, "message": message, "resources": resources, "seconds": seconds}
+
+    def _make(self, request: Message) -> str:
+        made = Ready(self.inputs, self.cases, request["variant"], request["config"])
+        self.ready[request["key"]] = made
+        return made.trouble
 
     def time(self, request: Message) -> Message:
         """One sample of a case."""
