@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -54,6 +55,7 @@ class Bench:
         self.cases = [case_named(how["op"], name) for name in how["cases"]]
         self.inputs = Inputs(self.setting)
         self.ready: dict[str, Ready] = {}
+        self.threads = threading.active_count()
 
     def hello(self, _request: Message) -> Message:
         """What this runs on."""
@@ -68,15 +70,14 @@ class Bench:
         """Compile and check one configuration on all cases, or on those asked for."""
         start = time.monotonic()
         status, message, resources = "ok", "", {}
+        self.threads = threading.active_count()
         with launched(self.device) as kernels:
             try:
                 made = Ready(self.inputs, self.cases, request["variant"], request["config"])
                 self.ready[request["key"]] = made
                 message = made.trouble
             except Exception as error:  # is the row of this configuration
-                if not isinstance(error, WrongAnswer | Refusal):
-                    traceback.print_exc()
-                status, message = status_of(error)
+                status, message = self._failed(error)
             self._recover()
             resources = taken(kernels)
         if status == "ok" and resources.get("spills"):
@@ -91,15 +92,24 @@ class Bench:
         """One sample of a case."""
         try:
             seconds = self.ready[request["key"]].sample(request["case"], request["calls"])
-        except WrongAnswer as wrong:
-            return {"status": "wrong", "message": f"after a timed round: {wrong}"}
+        except Exception as error:  # is the row of this configuration
+            status, message = self._failed(error)
+            return {"status": status, "message": f"after a timed round: {message}"}
         return {"status": "ok", "seconds": seconds}
 
+    def _failed(self, error: Exception) -> tuple[str, str]:
+        """`status_of`; what others are given is made anew, for this one may have changed it."""
+        if not isinstance(error, Refusal):
+            self.inputs = Inputs(self.setting)
+        if not isinstance(error, WrongAnswer | Refusal):
+            traceback.print_exc()
+        return status_of(error)
+
     def drop(self, request: Message) -> Message:
-        """Forget a configuration."""
+        """Forget a configuration. left: threads that it started and that go on without it."""
         self.ready.pop(request["key"], None)
         self._recover()
-        return {}
+        return {"left": max(0, threading.active_count() - self.threads)}
 
     def _recover(self) -> None:
         """End a process whose GPU context is lost: every later call would fail too."""
@@ -135,6 +145,7 @@ def main(argv: list[str]) -> None:
     if how["device"] == "cpu":
         pin(how["threads"])
     serve(Bench(how).handlers())
+    os._exit(0)  # threads that a variant started do not hold it
 
 
 if __name__ == "__main__":
