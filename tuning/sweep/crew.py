@@ -50,10 +50,14 @@ class Worker:
             raise
 
     def forget(self, key: str) -> None:
-        """Let go of what was prepared, where there still is a process that holds it."""
+        """Let go of what was prepared, where there still is a process that holds it.
+
+        One whose threads go on would slow others: it ends.
+        """
         if self.child is not None:
             with contextlib.suppress(ChildFailed):
-                self.ask(do="drop", key=key)
+                if self.ask(do="drop", key=key)["left"]:
+                    self.close()
 
     def close(self) -> None:
         """End the process; safe to repeat."""
