@@ -160,7 +160,7 @@ def test_text_says_everything_of_a_question(report: Report) -> None:
         "split heads=4 span=32 0.900 (0.891-0.909) tied 0.900 (0.887-0.913) "
         "chosen 0.900 (0.887-0.913)",
         "the default once more 1.001 (1.001-1.001) 1.001 (1.001-1.001) 1.001 (1.001-1.001)",
-        f"{QUESTION.key}: split, 1.020 (1.010 to 1.030) of the default's speed",
+        f"{QUESTION.key}: split, 1.020 times the default's speed (1.010 to 1.030)",
         "2 spills 72 registers are spilled split heads=1 span=8",
         "1 crashed boom\\x1b[31m split heads=3 span=8",
         "split heads 2.00 1: 1.600 (1/2), 2: 0.800 (2/3), 3: none (0/1), 4: 0.900 (2/2)",
@@ -272,7 +272,8 @@ def test_what_a_picture_shows() -> None:
     shown = panels(history(*ALL))
     assert shown.title == QUESTION.key
     assert shown.verdict == (
-        "chosen: heads=2 (n_q 1); span=32 (n_q 16)\n1.020 (1.010 to 1.030) of the default's speed"
+        "chosen: heads=2 (n_q 1); span=32 (n_q 16)\n"
+        "1.020 times the default's speed (1.010 to 1.030)"
     )
     course = shown.course
     assert [(p.number, p.score) for p in course.points] == [
