@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tuning.sweep.configuration import Configuration, Question
+from tuning.sweep.planning import asked_alike
 from tuning.sweep.rows import OK, Decided, Finals, Row, Session, Trial
 
 DEFAULTS_SCORE = 1.0  # exactly: the default's time over itself
@@ -64,7 +64,8 @@ def _history(
     decided = [row for row in rows if isinstance(row, Decided)]
     if finals is not None:
         decided = [row for row in decided if row.session == finals.session]
-    conditions = {row.session: _conditions(sessions.get(row.session)) for row in rows}
+    asked = {row.session: sessions.get(row.session) for row in rows}
+    conditions = {name: one and asked_alike(one, question) for name, one in asked.items()}
     alike = [t for t in trials if conditions[t.session] == conditions[trials[-1].session]]
     sources = {t.configuration.variant: t.source for t in alike}
     alike = [t for t in alike if t.source == sources[t.configuration.variant]]
@@ -74,14 +75,10 @@ def _history(
         if _timed(trial) == cases[: len(trial.cases)]:
             latest.pop(trial.configuration, None)
             latest[trial.configuration] = trial
-    stale = (
-        finals is not None
-        and bool(alike)
-        and not (
-            conditions[finals.session] == conditions[alike[-1].session]
-            and tuple(finals.cases) == cases
-            and all(sources.get(name, source) == source for name, source in finals.sources.items())
-        )
+    fresh = not (finals and alike) or (
+        conditions[finals.session] == conditions[alike[-1].session]
+        and tuple(finals.cases) == cases
+        and all(sources.get(name, source) == source for name, source in finals.sources.items())
     )
     return History(
         question=question,
@@ -90,8 +87,8 @@ def _history(
         cases=cases or (() if finals is None else tuple(finals.cases)),
         finals=finals,
         decided=decided[-1] if decided else None,
-        dates={row.session: _date(sessions.get(row.session)) for row in rows},
-        stale=stale,
+        dates={name: one.date if one else "" for name, one in asked.items()},
+        stale=not fresh,
     )
 
 
@@ -103,14 +100,3 @@ def _cases(trials: Sequence[Trial]) -> tuple[str, ...]:
 
 def _timed(trial: Trial) -> tuple[str, ...]:
     return tuple(times.case for times in trial.cases)
-
-
-def _conditions(session: Session | None) -> tuple[Any, ...]:
-    """What must be equal for times to be compared; a session that is not there has none."""
-    if session is None:
-        return ()
-    return session.options.get("threads"), session.environment.get("made_with")
-
-
-def _date(session: Session | None) -> str:
-    return "" if session is None else session.date

@@ -163,12 +163,12 @@ def known(database: Database, session: Session, question: Question) -> list[Tria
         name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
     }
     sessions = [row for row in database.rows() if isinstance(row, Session)]
-    wanted = _asked_alike(session, question)
-    alike = {row.id for row in sessions if _asked_alike(row, question) == wanted}
+    wanted = asked_alike(session, question)
+    alike = {row.id for row in sessions if asked_alike(row, question) == wanted}
     return [t for t in database.trials(question, sources).values() if t.session in alike]
 
 
-def _asked_alike(session: Session, question: Question) -> tuple[Any, ...]:
+def asked_alike(session: Session, question: Question) -> tuple[Any, ...]:
     """What two sessions have in common whose trials answer the same."""
     cases = session.options.get("cases", {})
     named = cases.get(question.key) if isinstance(cases, dict) else None

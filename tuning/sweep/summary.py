@@ -43,9 +43,9 @@ def summary(row: Decided, database: Path, added: Sequence[str] = ()) -> str:
     """A decision in a few lines. added: files of a user's variants, for the next command."""
     found = row.decision
     lines = [
-        f"{row.question.key}: {found.numeric}, {_times(found.speedup)}",
+        f"{row.question.key}: {found.numeric}, {times(found.speedup)}",
         *(f"  n_q {n_q}: {configuration.key}" for n_q, configuration in row.chosen.items()),
-        *(f"  {case}: {_times(of_case)}" for case, of_case in found.speedups.items()),
+        *(f"  {case}: {times(of_case)}" for case, of_case in found.speedups.items()),
         f"  tie set: {', '.join(found.ties)}",
     ]
     lines += [
@@ -67,5 +67,6 @@ def summary(row: Decided, database: Path, added: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def _times(ratio: Interval) -> str:
+def times(ratio: Interval) -> str:
+    """A speedup in words, with its interval."""
     return f"{ratio.mid:.3f} times the default's speed ({ratio.low:.3f} to {ratio.high:.3f})"
