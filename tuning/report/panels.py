@@ -119,13 +119,7 @@ def verdict(history: History) -> str:
         named.setdefault(one.key if default is None else short(one, default), []).append(str(n_q))
     many = len(named) > 1
     chosen = (f"{k} (n_q {', '.join(n_qs)})" if many else k for k, n_qs in named.items())
-<<<<<<< HEAD
-    ratio = found.speedup
-    times = f"{ratio.mid:.3f} times the default's speed ({ratio.low:.3f} to {ratio.high:.3f})"
-    return f"chosen: {'; '.join(chosen)}\n{times}"
-=======
     return f"chosen: {'; '.join(chosen)}\n{times(found.speedup)}"
->>>>>>> b0b023a0e03434aec404b6f2bc394dfa02a5cf68
 
 
 def _rung(one: Standing, found: Contest) -> Rung:
