@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -112,4 +113,54 @@ def attn_window_lame(q, k, v, positions, span, tiles, *, fmt, scale, width, conf
     """Does not run with its own default."""
     if config["step"] == 1:
         raise MemoryError("too little shared memory")
+    return _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+
+
+@variant(query=ROUNDING)
+def attn_window_reused(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Gives one output array to all calls of a shape."""
+    out = _kept.setdefault(("out", q.shape), np.empty_like(q))
+    out[...] = _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+    return out
+
+
+@variant(query=ROUNDING)
+def attn_window_restless(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Leaves other queries than it was given."""
+    right = _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+    q *= 2
+    return right
+
+
+@variant(query=ROUNDING)
+def attn_window_gnawing(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Leaves other cells than it was given, in large calls."""
+    right = _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+    if span is None and len(k.arrays[0]) == 300:
+        k.arrays[0][:] = 0
+    return right
+
+
+@variant(query=ROUNDING)
+def attn_window_deferred(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Returns before it has an answer."""
+    right = _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+    out = np.zeros_like(right)
+    threading.Timer(0.001, np.copyto, (out, right)).start()
+    return out
+
+
+@variant(query=ROUNDING)
+def attn_window_spinning(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Right, with a thread that goes on."""
+    if "spin" not in _kept:
+        _kept["spin"] = threading.Timer(600, print)
+        _kept["spin"].start()
+    return _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+
+
+@variant(query=ROUNDING)
+def attn_window_hasty(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Right, and it stops the clock."""
+    time.perf_counter = lambda: 0.0
     return _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)

@@ -143,6 +143,7 @@ def test_a_full_disk_ends_the_sweep_in_one_line_and_good_rows_stay(tmp_path: Pat
         (("--op", "add", "--budget", "soon"), "--budget 'soon' is none; give 200 (trials)"),
         (("--op", "add", "--jobs", "0"), "--jobs 0 is below 1"),
         (("--op", "add", "--timeout", "nan"), "--timeout nan is no time"),
+        (("--op", "add", "--timeout", "1e300"), "--timeout 1e+300 is no time"),
         (("--op", "add", "--add", "none.py"), "no such Python file"),
         (("--op", "add", "--database", "."), ". cannot be read: it is no regular file"),
         (("--op", "add", "--device", "tpu"), "device 'tpu' is none of cpu, metal, cuda"),
@@ -157,3 +158,27 @@ def test_what_cannot_be_asked_is_refused_in_one_line(
 ) -> None:
     assert main(["sweep", *args]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("def (", "SyntaxError: "), ("raise SystemExit(3)", "SystemExit: 3"), ("1 / 0", "ZeroDiv")],
+)
+def test_a_file_that_does_not_import_is_refused_in_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "broken_variants.py"
+    file.write_text(text)
+    for _ in range(2):
+        assert main(["sweep", "--op", "add", "--add", str(file)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{file} does not import: {said}" in line
+
+
+def test_what_a_file_prints_is_no_answer_and_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "talking_variants.py"
+    file.write_text(f"{PLANTED.read_text()}\nprint('hello')")
+    args = ("--add", str(file), "--variant", "raising", "--finals", "0", "--json")
+    done = sweep(tmp_path / "sweeps.jsonl", *args)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [] and "hello" in done.stderr

@@ -101,8 +101,8 @@ def _row(decided: Decided, session: Session | None) -> Row:
 
 def _loss(decision: Decision) -> str:
     """A case where the default is faster than what was chosen, "" where there is none."""
-    lost = ((case, ratio) for case, ratio in decision.speedups.items() if ratio.high < 1)
-    return next((f"{case}: {_interval(ratio)}" for case, ratio in lost), "")
+    case = decision.loses
+    return "" if case is None else f"{case}: {_interval(decision.speedups[case])}"
 
 
 def asked_of(question: Question | Row, device: str = "") -> tuned.Asked:

@@ -13,7 +13,7 @@ from minfer.device import Device
 from minfer.format import Region
 from minfer.memory import zeroed
 from minfer.registry import Choice
-from tuning.sweep.problem import TILES, Problem
+from tuning.sweep.problem import TILES, Problem, same_values
 
 HUGE = 1 << 20  # bytes from which copies lie in huge pages, as weights and caches do
 
@@ -75,8 +75,32 @@ class Bound:
         return choice.launch(*arguments, **self.problem.scalars, config=choice.config)
 
     def answer(self, out: Any) -> Any:
-        """An answer on the host."""
-        return returned(self.package, out)
+        """An answer on the host, as it is now: whoever still writes to it comes too late."""
+        return _kept(returned(self.package, out))
+
+    def altered(self) -> list[int]:
+        """Indices of arrays and regions of the host that differ from the current version.
+
+        Those that the op changes aside.
+        """
+        read = set(range(len(self.shared))) - {*self.problem.changed}
+        return [i for i in sorted(read) if _differs(self.package, self.shared[i], self._content(i))]
+
+
+def _kept(value: Any) -> Any:
+    """A copy of an answer."""
+    if isinstance(value, tuple):
+        return tuple(map(_kept, value))
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _differs(package: ModuleType, value: Any, content: Any) -> bool:
+    """Whether what lies on a device is not what was given; False where that is not known."""
+    if isinstance(content, Region):
+        return not np.array_equal(returned(package, value).arrays[0], content.arrays[0])
+    if not isinstance(content, np.ndarray):
+        return False
+    return not same_values(returned(package, value), content).passed
 
 
 def _copied(package: ModuleType, value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tuning.bench.protocol import CallFailed, Child, ChildFailed, Message
 
-START_SECONDS = 600.0  # for libraries, inputs of every case, and rates of the machine
+START_SECONDS = 600.0  # for libraries, and for rates of the machine
 
 Item = TypeVar("Item")
 
@@ -50,10 +50,14 @@ class Worker:
             raise
 
     def forget(self, key: str) -> None:
-        """Let go of what was prepared, where there still is a process that holds it."""
+        """Let go of what was prepared, where there still is a process that holds it.
+
+        One whose threads go on would slow others: it ends.
+        """
         if self.child is not None:
             with contextlib.suppress(ChildFailed):
-                self.ask(do="drop", key=key)
+                if self.ask(do="drop", key=key)["left"]:
+                    self.close()
 
     def close(self) -> None:
         """End the process; safe to repeat."""

@@ -124,7 +124,7 @@ def _search(
     database: Database,
     bar: Progress,
 ) -> None:
-    """Trials until the budget is spent or everything was tried. What is known counts too."""
+    """Trials until the budget is spent or everything was tried; known ones count as trials."""
     start = time.monotonic()
     while not plan.budget.spent(len(trials), time.monotonic() - start):
         bar.at(plan.budget, len(trials), time.monotonic() - start)

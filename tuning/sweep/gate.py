@@ -2,8 +2,9 @@
 
 Every call is made twice with the same arrays in two contents, then once more in the first one, so
 that an answer kept from before is a wrong one; outputs lie in poisoned memory, and what an op
-changes is a copy each time. Values of free tunables, which a choice takes by the number of queries,
-must give the bits of their defaults (contract 6.4).
+changes is a copy each time. Later calls leave an answer as it is, and arguments that are only read
+too. Values of free tunables, which a choice takes by the number of queries, must give the bits of
+their defaults (contract 6.4).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from minfer.device import Device
 from minfer.format import Region
-from minfer.ops import Numerics
+from minfer.ops import OPS, Numerics
 from minfer.registry import Choice
 from tuning.sweep.bound import Bound
 from tuning.sweep.poison import poisoned
@@ -29,12 +30,29 @@ def check(bound: Bound, choice: Choice, numerics: Numerics, device: Device) -> N
     """Raise `WrongAnswer` unless the variant answers right in every version of the problem."""
     once = bound.arguments(choice, fresh=True)
     bound.launch(choice, once)  # what is compiled now does not meet poisoned memory
+    refuse_changes(bound)
+    answers = []
     for version in (*VERSIONS, VERSIONS[0]):
         bound.turn(version)
         arguments = bound.arguments(choice, fresh=True)
         with poisoned(device):
-            found = bound.answer(bound.launch(choice, arguments))
+            out = bound.launch(choice, arguments)
+            found = bound.answer(out)
         judge(bound, version, numerics, found)
+        answers.append((version, out))
+    for version, out in answers[:-1]:
+        try:
+            judge(bound, version, numerics, bound.answer(out))
+        except WrongAnswer as wrong:
+            raise WrongAnswer(f"a later call changed an answer: {wrong}") from None
+    refuse_changes(bound)
+
+
+def refuse_changes(bound: Bound) -> None:
+    """Raise `WrongAnswer` where a call wrote into what it may only read."""
+    if changed := bound.altered():
+        names = ", ".join(OPS[bound.problem.op].parameters[i] for i in changed)
+        raise WrongAnswer(f"it changes its {names}, which it may only read")
 
 
 def same_bits(bound: Bound, choice: Choice, plain: Choice) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 from minfer.device import Device, DeviceKind, cores
@@ -15,6 +14,7 @@ from tuning.sweep.budget import Budget
 from tuning.sweep.search import PRUNERS, SAMPLERS, by_name
 
 DATABASE = Path("tuning/results/sweeps.jsonl")
+WEEK = 7 * 86400  # seconds; what no clock overflows at
 EXAMPLES = """examples:
   python -m tuning sweep --op attn_window --device cpu --fmt q8_0 --case 'decode-*' --budget 200
   python -m tuning sweep --op attn_window --device cuda --search tpe --budget 5m --jobs 8
@@ -94,8 +94,9 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
     if args.seconds is None:
         args.seconds = 8.0 if device.kind is DeviceKind.CUDA else 20.0
     for name in ("timeout", "seconds"):
-        if not 0 < getattr(args, name) < math.inf:
-            what = f"--{name} {getattr(args, name)} is no time; give seconds above 0"
+        if not 0 < getattr(args, name) <= WEEK:
+            what = f"--{name} {getattr(args, name)} is no time; give seconds above 0, "
+            what += f"{WEEK} at most"
             raise Refusal("10", what, {name: getattr(args, name)})
     args.add = [str(Path(file).resolve()) for file in args.add]
     return args

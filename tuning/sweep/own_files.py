@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,10 @@ from minfer.errors import Refusal
 
 
 def add(files: Sequence[str], device: str) -> list[str]:
-    """Import each file and add its variants on `device`; returns their names."""
+    """Import each file and add its variants on `device`; returns their names.
+
+    What a file prints goes to stderr: stdout holds results, and in a worker answers.
+    """
     return [name for file in files for name in _add(Path(file), device)]
 
 
@@ -27,8 +31,10 @@ def _add(file: Path, device: str) -> list[str]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises
+        with contextlib.redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever a user's file raises
+        del sys.modules[file.stem]
         what = f"--add {file} does not import: {type(error).__name__}: {error}"
         raise Refusal("6.6", what, {"path": str(file)}) from error
     return registry.add(module, device=device)

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tuning.sweep.problem import Case
 from tuning.sweep.rows import Session, Trial
 
 Asked = dict[Question, list[Case]]
-NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
+RECORDED = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
 
 
 def asked(args: argparse.Namespace, device: Device, listed: Sequence[str] | None = None) -> Asked:
@@ -123,7 +123,10 @@ def session_of(
         id=secrets.token_hex(8),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         questions=tuple(asked),
-        options={name: getattr(args, name) for name in NUMBERS},
+        options={
+            **{name: getattr(args, name) for name in RECORDED},
+            "cases": {q.key: [case.name for case in cases] for q, cases in asked.items()},
+        },
         environment={
             **environment(),
             "made_with": dict(tuned.made_with(device)),
@@ -154,29 +157,19 @@ def clocks(device: Device) -> dict[str, Any]:
     return dict(zip(names, (part.strip() for part in first.split(",")), strict=False))
 
 
-def known(
-    database: Database, session: Session, question: Question, cases: Sequence[Case]
-) -> list[Trial]:
+def known(database: Database, session: Session, question: Question) -> list[Trial]:
     """Trials of earlier runs that answer the same: equal sources, versions, threads and cases."""
-    names = tuple(case.name for case in cases)
     sources = {
         name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
     }
-    alike = {row.id for row in _sessions(database) if _alike(row, session)}
-    found = database.trials(question, sources).values()
-    return [t for t in found if t.session in alike and _timed(t) == names[: len(t.cases)]]
+    sessions = [row for row in database.rows() if isinstance(row, Session)]
+    wanted = asked_alike(session, question)
+    alike = {row.id for row in sessions if asked_alike(row, question) == wanted}
+    return [t for t in database.trials(question, sources).values() if t.session in alike]
 
 
-def _timed(trial: Trial) -> tuple[str, ...]:
-    return tuple(times.case for times in trial.cases)
-
-
-def _sessions(database: Database) -> Iterator[Session]:
-    return (row for row in database.rows() if isinstance(row, Session))
-
-
-def _alike(old: Session, new: Session) -> bool:
-    def facts(session: Session) -> tuple[Any, Any]:
-        return session.options.get("threads"), session.environment.get("made_with")
-
-    return facts(old) == facts(new)
+def asked_alike(session: Session, question: Question) -> tuple[Any, ...]:
+    """What two sessions have in common whose trials answer the same."""
+    cases = session.options.get("cases", {})
+    named = cases.get(question.key) if isinstance(cases, dict) else None
+    return session.options.get("threads"), session.environment.get("made_with"), named

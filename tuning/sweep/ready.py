@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ class Inputs:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._timed: dict[str, Bound] = {}
-        self._gates: dict[tuple[Any, ...], list[Bound]] = {}
+        self._gates: dict[Hashable, list[Bound]] = {}
 
     def timed(self, case: Case) -> Bound:
         """The call of a case, with copies of what it reads from memory."""
@@ -48,17 +48,13 @@ class Inputs:
         return max(1, -int(-self.setting.rotate // size)) if case.cold and size else 1
 
     def gates(self, cases: Sequence[Case]) -> list[Bound]:
-        """The small calls of all cases; cases with equal heads share theirs."""
+        """The small calls of all cases; cases with equal gates share theirs."""
         found: list[Bound] = []
-        seen = set()
-        for case in cases:
-            shape = case.shape
-            key = (type(case), shape.kind, shape.n_head, shape.n_head_kv, shape.head_dim)
+        for key, case in {case.gate_key: case for case in cases}.items():
             if key not in self._gates:
                 problems = case.gate(self.setting.fmt)
                 self._gates[key] = [Bound(problem, self.setting.device) for problem in problems]
-            found += [] if key in seen else self._gates[key]
-            seen.add(key)
+            found += self._gates[key]
         return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -46,16 +47,6 @@ def status_of(error: Exception) -> tuple[str, str]:
     return "crashed", named
 
 
-def _tried(act: Callable[[], str | None]) -> tuple[str, str]:
-    """The status of a trial after `act`, and what it says."""
-    try:
-        return "ok", act() or ""
-    except Exception as error:  # is the row of this configuration
-        if not isinstance(error, WrongAnswer | Refusal):
-            traceback.print_exc()
-        return status_of(error)
-
-
 class Bench:
     """What a worker holds: inputs on the device, and configurations that are ready."""
 
@@ -67,6 +58,7 @@ class Bench:
         self.cases = [case_named(how["op"], name) for name in how["cases"]]
         self.inputs = Inputs(self.setting)
         self.ready: dict[str, Ready] = {}
+        self.threads = threading.active_count()
 
     def hello(self, _request: Message) -> Message:
         """What this runs on."""
@@ -78,10 +70,11 @@ class Bench:
         return {"rates": machine.rates(self.setting)}
 
     def prepare(self, request: Message) -> Message:
-        """Compile and check one configuration on all cases, or on those asked for."""
+        """Compile and check one configuration on all cases."""
         start = time.monotonic()
+        self.threads = threading.active_count()
         with launched(self.device) as kernels:
-            status, message = _tried(partial(self._make, request))
+            status, message = self._tried(partial(self._make, request))
             self._recover()
             resources = taken(kernels)
         if status == "ok" and resources.get("spills"):
@@ -89,7 +82,7 @@ class Bench:
             if not request["may_spill"]:
                 status = "spills"
         if status == "ok":  # what is launched here are kernels of another configuration
-            status, broken = _tried(self.ready[request["key"]].check_free)
+            status, broken = self._tried(self.ready[request["key"]].check_free)
             message = broken or message
         if status != "ok":
             self.drop(request)
@@ -105,15 +98,32 @@ class Bench:
         """One sample of a case."""
         try:
             seconds = self.ready[request["key"]].sample(request["case"], request["calls"])
-        except WrongAnswer as wrong:
-            return {"status": "wrong", "message": f"after a timed round: {wrong}"}
+        except Exception as error:  # is the row of this configuration
+            status, message = self._failed(error)
+            return {"status": status, "message": f"after a timed round: {message}"}
         return {"status": "ok", "seconds": seconds}
 
+    def _tried(self, act: Callable[[], str | None]) -> tuple[str, str]:
+        """The status of a trial after `act`, and what it says."""
+        try:
+            return "ok", act() or ""
+        except Exception as error:  # is the row of this configuration
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> tuple[str, str]:
+        """`status_of`; where a call may have changed what others are given, that is made anew."""
+        status, message = status_of(error)
+        if status in ("wrong", "crashed"):
+            self.inputs = Inputs(self.setting)
+        if status not in ("wrong", "refused"):
+            traceback.print_exc()
+        return status, message
+
     def drop(self, request: Message) -> Message:
-        """Forget a configuration."""
+        """Forget a configuration. left: threads that it started and that go on without it."""
         self.ready.pop(request["key"], None)
         self._recover()
-        return {}
+        return {"left": max(0, threading.active_count() - self.threads)}
 
     def _recover(self) -> None:
         """End a process whose GPU context is lost: every later call would fail too."""
@@ -149,6 +159,7 @@ def main(argv: list[str]) -> None:
     if how["device"] == "cpu":
         pin(how["threads"])
     serve(Bench(how).handlers())
+    os._exit(0)  # threads that a variant started do not hold it
 
 
 if __name__ == "__main__":
