@@ -95,10 +95,15 @@ def test_a_value_of_another_type_or_below_one_is_refused(name: str, value: objec
 
 
 def test_what_equals_a_value_that_was_asked_before_is_refused_too() -> None:
-    for value in (True, 1.0):
-        choose(shape=Shape(kind=PREFILL), config={"block_m": 1})
-        with pytest.raises(Refusal, match=f"block_m {value!r} of attn_window_flash is a"):
-            choose(shape=Shape(kind=PREFILL), config={"block_m": value})
+    for name, value, equal in (("threads", 1, True), ("block_m", 8, 8.0)):
+        choose(shape=Shape(kind=PREFILL), config={name: value})
+        with pytest.raises(Refusal, match=f"{name} {equal!r} of attn_window_flash is a"):
+            choose(shape=Shape(kind=PREFILL), config={name: equal})
+
+
+def test_a_value_that_no_sweep_would_try_is_refused() -> None:
+    with pytest.raises(Refusal, match="block_m 12 of attn_window_flash is none of 8, 16, 32, 64;"):
+        choose(shape=Shape(kind=PREFILL), config={"block_m": 12})
 
 
 def test_threads_are_checked_where_an_op_has_no_use_for_them(mine: types.ModuleType) -> None:

@@ -179,7 +179,7 @@ def _attend_flash_kernel(
 
 
 class Blocks(NamedTuple):
-    """How a program is cut: `block_n` and `warps` may change bits, the others do not."""
+    """How a program is cut: `rows`, `block_n` and `warps` may change bits, others do not."""
 
     rows: int  # (query, head) pairs of a program
     block_n: int  # keys of a tile

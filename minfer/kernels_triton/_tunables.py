@@ -29,7 +29,7 @@ FLASH_LIMITS = Limits(
 )
 FLASH = {
     "block_m": Tunable(128, (32, 64, 128, 256)),  # queries of a tile
-    "rows": Tunable(0, (64, 128)),
+    "rows": Tunable(0, (64, 128), numeric=True),  # warps share a sum among them by its rows
     "block_n": Tunable(0, (32, 64, 128), numeric=True),
     "warps": Tunable(0, (4, 8), numeric=True),
     "stages": Tunable(0, (1, 2, 3, 4)),

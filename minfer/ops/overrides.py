@@ -39,6 +39,8 @@ def _check_value(chosen: Variant, name: str, value: object, tunable: Tunable) ->
         problem = "is below 1"
     elif isinstance(value, int) and value > MOST:
         problem = f"is above {MOST}"
+    elif tunable.values and tunable.searched and value not in tunable.values:
+        problem = f"is none of {', '.join(map(str, tunable.values))}"
     elif isinstance(value, str) and value not in tunable.values:
         problem = f"is none of {', '.join(tunable.values)}"
     else:
