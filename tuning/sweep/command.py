@@ -112,7 +112,7 @@ def _explored(
         rates={},
         default={},
     )
-    known = planning.known(database, session, question, cases) if args.resume else []
+    known = planning.known(database, session, question) if args.resume else []
     with (
         Progress(question.key, quiet=args.json) as bar,
         crew_of(setting(args, question, cases), args.jobs, args.timeout) as crew,

@@ -19,7 +19,7 @@ from tuning.sweep.cases import cases_of, questions
 from tuning.sweep.configuration import Question
 from tuning.sweep.database import Database
 from tuning.sweep.problem import Case
-from tuning.sweep.rows import Session, Trial
+from tuning.sweep.rows import TIMEOUT, Session, Trial
 
 Asked = dict[Question, list[Case]]
 NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
@@ -120,7 +120,10 @@ def session_of(
         id=secrets.token_hex(8),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         questions=tuple(asked),
-        options={name: getattr(args, name) for name in NUMBERS},
+        options={
+            **{name: getattr(args, name) for name in NUMBERS},
+            "cases": {question.key: _names(cases) for question, cases in asked.items()},
+        },
         environment={
             **environment(),
             "made_with": dict(tuned.made_with(device)),
@@ -148,29 +151,35 @@ def driver(device: Device) -> dict[str, Any]:
     return dict(zip(names, (part.strip() for part in first.split(",")), strict=False))
 
 
-def known(
-    database: Database, session: Session, question: Question, cases: Sequence[Case]
-) -> list[Trial]:
-    """Trials of earlier runs that answer the same: equal sources, versions, threads and cases."""
-    names = tuple(case.name for case in cases)
+def known(database: Database, session: Session, question: Question) -> list[Trial]:
+    """Trials of earlier runs that answer the same: equal sources, versions, threads and cases.
+
+    A trial that took too long is not known where it may take longer now.
+    """
     sources = {
         name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
     }
-    alike = {row.id for row in _sessions(database) if _alike(row, session)}
-    found = database.trials(question, sources).values()
-    return [t for t in found if t.session in alike and _timed(t) == names[: len(t.cases)]]
+    facts = _facts(session, question)
+    alike = {row.id: row for row in _sessions(database) if _facts(row, question) == facts}
 
+    def answers(trial: Trial) -> bool:
+        if (old := alike.get(trial.session)) is None:
+            return False
+        return trial.status != TIMEOUT or old.options["timeout"] >= session.options["timeout"]
 
-def _timed(trial: Trial) -> tuple[str, ...]:
-    return tuple(times.case for times in trial.cases)
+    return list(database.trials(question, sources, answers).values())
 
 
 def _sessions(database: Database) -> Iterator[Session]:
     return (row for row in database.rows() if isinstance(row, Session))
 
 
-def _alike(old: Session, new: Session) -> bool:
-    def facts(session: Session) -> tuple[Any, Any]:
-        return session.options.get("threads"), session.environment.get("made_with")
+def _facts(session: Session, question: Question) -> tuple[Any, ...]:
+    """What trials of a question must have in common to be compared."""
+    options = session.options
+    cases = options.get("cases", {}).get(question.key)
+    return cases, options.get("threads"), session.environment.get("made_with")
 
-    return facts(old) == facts(new)
+
+def _names(cases: Sequence[Case]) -> list[str]:
+    return [case.name for case in cases]
