@@ -56,10 +56,12 @@ test: $(VENV)/.dev lint
 	@$(call timed,simulated,$(TWO) --on metal $(SIMULATED))
 	@$(MAKE) compile
 
-# Every kernel of the CUDA backend by the compilers that come with two versions of Triton.
+# Every kernel of the CUDA backend by the compilers that come with two versions of Triton; by the older
+# one for sm_90, which is what it was measured on.
 compile: $(VENV)/.dev $(VENV)/.triton-$(OLD_TRITON)
-	@$(call timed,compiled,$(call compiled,.))
-	@$(call timed,compiled by Triton $(OLD_TRITON),$(call compiled,$(VENV)/triton-$(OLD_TRITON)))
+	@$(call timed,compiled,$(compiled))
+	@$(call timed,compiled by Triton $(OLD_TRITON),PYTHONPATH=$(VENV)/triton-$(OLD_TRITON) \
+	  $(BIN)/python -m tuning compile --arch 90)
 
 # On a machine with a GPU, by its own Python: numpy, pytest, torch and triton; nothing is installed.
 test-cuda:
@@ -112,8 +114,8 @@ $(PEERS)/.done: pyproject.toml constraints.txt
 timed = start=$$(date +%s); $(2) || exit $$?; echo "== $(1): $$(($$(date +%s) - start)) s"
 
 # $(call compiled,where triton is): sm_90 every variant, elsewhere what is chosen unnamed.
-compiled = PYTHONPATH=$(1) $(BIN)/python -m tuning compile --arch 90 && \
-  PYTHONPATH=$(1) $(BIN)/python -m tuning compile --arch 80 100 --defaults
+compiled = $(BIN)/python -m tuning compile --arch 90 && \
+  $(BIN)/python -m tuning compile --arch 80 100 --defaults
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -148,8 +148,8 @@ def select(
     if variant is None and op in ATTENTION and fmt is KvFormat.Q8_0 and settings.flag(UNFUSED):
         variant = "scratch"
     named = tuple((config or {}).items())
-    hashable = all(isinstance(value, Hashable) for _, value in named)
-    choose = _select if hashable else _select.__wrapped__  # no tunable takes what is not
+    plain = all(type(value) in (int, str) for _, value in named)
+    choose = _select if plain else _select.__wrapped__  # True and 1.0 would pass for 1
     untuned = variant is not None or not promoted or settings.flag(UNTUNED)
     rows = tuned.NOTHING if untuned else tuned.found(op, parsed, fmt, shape)
     ops = tuned.family(op) if rows.rows else ()

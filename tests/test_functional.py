@@ -122,6 +122,7 @@ BAD_CALLS = {
     "unknown tunable": ("6.4", {"config": {"speed": 9}}, "no tunable speed"),
     "tile of text": ("6.4", {"config": {"block_m": "x"}}, "block_m 'x' of attn_window_flash"),
     "tile of no query": ("6.4", {"config": {"block_m": 0}}, "is below 1"),
+    "tile past 32 bits": ("6.4", {"config": {"block_m": 2**31}}, "is above 2147483647"),
     "half a thread": ("10", {"threads": 1.5}, "threads 1.5 is no whole number"),
     "half a thread by config": ("6.4", {"config": {"threads": 1.5}}, "threads 1.5 of"),
     "cell past the end": ("2.5", {"window": Span(GROWING + 21)}, "outside cells [0, 40)"),

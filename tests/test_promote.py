@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ import pytest
 from tuned_rows import CPU, Folder, choose, row, user_module
 
 from minfer import registry, tuned
-from minfer.ops import PREFILL
+from minfer.ops import DECODE, PREFILL
 from minfer.tuned import table
 from tuning import __main__ as tuning_main
+from tuning.promote import command
 from tuning.promote.decisions import source_now
 from tuning.sweep.configuration import Configuration, Question
 from tuning.sweep.database import Database
@@ -33,6 +35,9 @@ MADE = Interval(1.051239, 1.08, 1.11)
 def variant_of(question: Question, name: str) -> Any:
     known = registry.declared(question.op, "minfer.kernels_numba")
     return next((v for v in known if v.name == name), None)
+
+
+SLOW = Interval(0.9, 0.95, 0.99)
 
 
 def decided(
@@ -55,7 +60,7 @@ def decided(
         ties=other.pop("ties", (numeric,)),
         free_ties={n_q: (one.key,) for n_q, one in chosen.items()},
         speedup=MADE,
-        speedups={"prompt": MADE},
+        speedups={"prompt": MADE, **other.pop("speedups", {})},
         noise=0.0012345678,
         rerun_differs=0.0123456,
         rate=0.05,
@@ -167,6 +172,7 @@ def test_the_last_decision_of_a_question_counts(sweep: Sweep) -> None:
     ("how", "why"),
     [
         ({"default_ties": True}, "the default is as fast as any: 1.080 (1.051 to 1.110)"),
+        ({"speedups": {"long": SLOW}}, "the default is faster in long: 0.950 (0.900 to 0.990)"),
         ({"source": "0123456789abcdef"}, "the text of its kernels was another; sweep again"),
         ({"question": replace(QUESTION, device_kind="triton-interpreter")}, "times mean nothing"),
         ({"question": replace(QUESTION, device_kind="../x")}, "'../x' is no kind of device"),
@@ -204,6 +210,17 @@ def test_a_family_that_disagrees_is_not_promoted(sweep: Sweep) -> None:
     sweep.decide("rows", {1: {}}, question=other)
     sweep.run("--write")
     assert [one["op"] for one in sweep.rows()] == ["attn_window", "attn_map"]
+
+
+def test_what_loses_in_a_case_of_the_other_op_is_not_promoted(sweep: Sweep) -> None:
+    other = replace(QUESTION, op="attn_map")
+    sweep.decide("rows", {1: {}})
+    sweep.decide("rows", {1: {}}, question=other, speedups={"long": SLOW})
+    said = sweep.run("--write").err
+    assert "attn_map would take it too, and there the default is faster in long" in said
+    sweep.decide("flash", question=other, speedups={"long": SLOW})
+    assert "attn_window chose rows and attn_map flash" in sweep.run("--write").err
+    assert not sweep.rows()
 
 
 def test_a_row_that_stays_must_agree_too(sweep: Sweep) -> None:
@@ -293,6 +310,41 @@ def test_a_damaged_file_is_left_alone(sweep: Sweep) -> None:
     assert done.code == 2
     assert f"{sweep.file} cannot be read: it is no JSON; mend it or remove it" in done.err
     assert sweep.file.read_text() == "{"
+
+
+def test_differences_are_those_that_git_applies(sweep: Sweep) -> None:
+    """Of a file that was edited by hand: no end of the last line, other ends of lines."""
+    text = table.dumped(KIND, [read(row("rows", kind=DECODE))])
+    sweep.decide()
+    for edited in (text[:-1], text.replace("\n", "\r\n")):
+        sweep.file.write_bytes(edited.encode())
+        out = sweep.run().out
+        (sweep.into / "x.patch").write_bytes(
+            out.replace(f"a/{sweep.file}", f"a/{sweep.file.name}")
+            .replace(f"b/{sweep.file}", f"b/{sweep.file.name}").encode()
+        )  # fmt: skip
+        subprocess.run(["git", "apply", "x.patch"], cwd=sweep.into, check=True)
+        applied = sweep.file.read_bytes()
+        sweep.file.write_bytes(edited.encode())
+        assert sweep.run("--write").code == 0 and sweep.file.read_bytes() == applied
+
+
+def test_a_file_that_changes_meanwhile_is_left_alone(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = table.dumped(KIND, [read(row("rows", kind=DECODE))])
+    made = command.promoted
+
+    def meanwhile(args: Any) -> Any:
+        done = made(args)
+        sweep.file.write_text(text)
+        return done
+
+    monkeypatch.setattr(command, "promoted", meanwhile)
+    sweep.decide()
+    done = sweep.run("--write")
+    assert done.code == 2 and f"{sweep.file} was changed meanwhile" in done.err
+    assert sweep.file.read_text() == text
 
 
 def full(fd: int, data: object) -> int:

@@ -94,6 +94,13 @@ def test_a_value_of_another_type_or_below_one_is_refused(name: str, value: objec
     assert refused.value.facts["value"] is value
 
 
+def test_what_equals_a_value_that_was_asked_before_is_refused_too() -> None:
+    for value in (True, 1.0):
+        choose(shape=Shape(kind=PREFILL), config={"block_m": 1})
+        with pytest.raises(Refusal, match=f"block_m {value!r} of attn_window_flash is a"):
+            choose(shape=Shape(kind=PREFILL), config={"block_m": value})
+
+
 def test_threads_are_checked_where_an_op_has_no_use_for_them(mine: types.ModuleType) -> None:
     registry.add(mine)
     assert "threads" not in choose(variant="mine", shape=DECODING, config={"threads": 4}).config

@@ -46,7 +46,7 @@ def chosen(**how: Any) -> tuple[str, int]:
 
 def test_a_row_decides_and_the_receipt_says_so(folder: Folder, capsys: Capture) -> None:
     assert chosen() == ("flash", 32)
-    folder.write(row(free={1: {"block_m": 8}}))
+    folder.write(row(free={40: {"block_m": 8}}))
     choice = choose()
     assert (choice.variant.name, choice.block_m) == ("flash", 8)
     receipt = choice.receipt
@@ -61,7 +61,7 @@ def test_a_row_decides_and_the_receipt_says_so(folder: Folder, capsys: Capture) 
 
 
 def test_explain_prints_it(folder: Folder, call: Callable[..., Any]) -> None:
-    folder.write(row(free={1: {"block_m": 8}}))
+    folder.write(row(free={40: {"block_m": 8}}))
     asked = ("explain", "attn_window", "--fmt", "q8_0", "--n-q", 40)
     assert "  tuned     attn_window 1.08 times as fast" in call(*asked).out
     assert json.loads(call(*asked, "--json").out)["config"]["block_m"] == 8
@@ -109,7 +109,7 @@ def test_an_experiment_of_the_tree_is_reached_too(
 def test_another_question_is_not_answered(
     folder: Folder, other: dict[str, Any], of_call: dict[str, Any]
 ) -> None:
-    folder.write(row(free={1: {"block_m": 8}}) | other)
+    folder.write(row(free={40: {"block_m": 8}}) | other)
     choice = choose(**of_call)
     assert (choice.block_m, choice.receipt.tuned) == (32, ())
 
@@ -121,7 +121,7 @@ def test_free_values_follow_the_number_of_queries(folder: Folder) -> None:
 
 
 def test_a_family_shares_variant_and_numeric_values(folder: Folder, mine: ModuleType) -> None:
-    first = row("mine", {1: {"stages": 3}}, module="my_tuned", numeric={"block_n": 32})
+    first = row("mine", {40: {"stages": 3}}, module="my_tuned", numeric={"block_n": 32})
     folder.write(first)
     assert choose().config == {"threads": 1, "block_n": 32, "stages": 3}
     other = choose("attn_map")
@@ -181,8 +181,8 @@ def test_a_stale_row_is_not_taken_and_said_once(
 
 
 def test_the_fresh_one_of_several_is_taken_without_a_word(folder: Folder, capsys: Capture) -> None:
-    stale = row(free={1: {"block_m": 64}}) | {"made_with": OTHER}
-    folder.write(stale, row(free={1: {"block_m": 8}}), row(free={1: {"block_m": 16}}))
+    stale = row(free={40: {"block_m": 64}}) | {"made_with": OTHER}
+    folder.write(stale, row(free={40: {"block_m": 8}}), row(free={1: {"block_m": 16}}))
     choice = choose()
     assert choice.block_m == 8 and len(choice.receipt.tuned) == 1
     assert capsys.readouterr().err == ""
@@ -223,7 +223,7 @@ def test_a_module_that_is_not_added_is_named(
     assert "is for my_tuned; minfer.registry.add makes it known" in receipt.tuned[0]
     registry.add(module)
     for name in ("another", ""):
-        folder.write(row("mine", module=name), row(free={1: {"block_m": 8}}))
+        folder.write(row("mine", module=name), row(free={40: {"block_m": 8}}))
         assert chosen() == ("flash", 8)
 
 
@@ -257,7 +257,7 @@ def test_limits_win_over_a_row(folder: Folder, capsys: Capture) -> None:
 
 
 def test_what_a_call_asks_for_wins(folder: Folder, mine: ModuleType) -> None:
-    folder.write(row(free={1: {"block_m": 8}}), row("rows", head_dim=96))
+    folder.write(row(free={40: {"block_m": 8}}), row("rows", head_dim=96))
     config = choose(config={"block_m": 64, "threads": 1}).config
     assert config == {"block_m": 64, "threads": 1}
     receipt = choose(shape={"head_dim": 96}, config={"block_m": 64}).receipt

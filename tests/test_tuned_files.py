@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tuned_rows import CPU, MINE, OTHER, Folder, choose, content, row, user_module
+from tuned_rows import CPU, EVIDENCE, MINE, OTHER, Folder, choose, content, row, user_module
 
 from minfer import registry, tuned
 from minfer.device import Device
@@ -82,6 +83,7 @@ def test_a_folder_in_place_of_the_file(folder: Folder) -> None:
             {"evidence": {"speedup": [1, float("nan"), 1], "date": "", "commit": None}},
             "its speedup",
         ),
+        ({"evidence": {"speedup": [1, 10**400, 1], "date": "", "commit": None}}, "its speedup"),
         ({"evidence": {"speedup": [1, 1, 1], "commit": None}}, "its date"),
         ({"source": "\x1b[2J"}, "characters that cannot be printed"),
         ({"more": 1}, "it has 'more', which is unknown"),
@@ -92,6 +94,15 @@ def test_a_row_is_read_strictly(folder: Folder, other: dict[str, Any], said: str
     receipt = choose().receipt
     assert receipt.variant == "flash"
     assert "row 2: " in receipt.tuned[0] and said in receipt.tuned[0]
+
+
+def test_a_row_of_any_depth_is_no_error(folder: Folder) -> None:
+    for depth in range(100, 1000, 50):
+        nested = json.dumps(content(row("rows", evidence={**EVIDENCE, "more": "DEEP"})))
+        folder.write(text=nested.replace('"DEEP"', "[" * depth + "]" * depth))
+        receipt = choose().receipt
+        taken = receipt.tuned[0].startswith("attn_window 1.08 times")
+        assert taken == (receipt.variant == "rows")
 
 
 def test_a_row_survives_its_text(folder: Folder) -> None:
@@ -224,7 +235,8 @@ def test_the_default_is_always_a_value(default: Any) -> None:
 
 def test_kinds_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpu_name", lambda: "AMD EPYC 9B45 (R)")
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1}, raising=False)
     kind = machine._kind
     assert kind(CPU, ModuleType("any")) == "amd-epyc-9b45-r-2-cores"
     gpu = ModuleType("gpu")
@@ -278,6 +290,30 @@ def test_a_source_is_the_text_of_the_kernels_it_imports(
         (copy / "kernels_numba" / name).write_text(text)
     Path(mine.source[0]).write_text(MINE + "# more\n")
     assert {op for op, one in hashes().items() if one != before[op]} == {"mine"}
+
+
+def test_a_source_follows_relative_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = tmp_path / "minfer" / "kernels_numba"
+    shutil.copytree(ROOT / "minfer" / "kernels_numba", kernels)
+    monkeypatch.setattr(sources, "ROOT", kernels.parent)
+    idea = user_module(kernels, name="attn_window__idea").attn_window_mine.__minfer_variant__
+
+    def changed(name: str, text: str) -> bool:
+        Path(idea.source[0]).write_text(text + MINE)
+        fresh = sources.source_of.__wrapped__
+        before, old = fresh(idea), (kernels / name).read_text()
+        (kernels / name).write_text(old + "# more\n")
+        after = fresh(idea)
+        (kernels / name).write_text(old)
+        return bool(before != after)
+
+    for text in ("from .q8_0 import rows\n", "from . import q8_0\n"):
+        assert changed("q8_0.py", text)
+    assert not changed("q8_0.py", "from .. import q8_0\n")
+    (tmp_path / "elsewhere").mkdir()
+    mine = user_module(tmp_path / "elsewhere").attn_window_mine.__minfer_variant__
+    Path(mine.source[0]).write_text("from ...far.away import x\n" + MINE)
+    assert len(sources.source_of.__wrapped__(mine)) == 16
 
 
 def test_a_source_that_is_gone_makes_a_row_stale(

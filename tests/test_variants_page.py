@@ -15,7 +15,8 @@ from minfer.errors import Refusal
 from minfer.format import KvFormat
 
 PAGE = Path(__file__).parent.parent / "docs" / "variants.md"
-MODULE, USE, *_ON_OTHER_DEVICES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PART = PAGE.read_text().split("\n## In your own module\n")[1].split("\n## ")[0]
+MODULE, USE = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)
 
 
 @pytest.fixture

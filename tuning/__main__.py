@@ -14,6 +14,7 @@ COMMANDS = {  # name: its module, imported when asked for, and what it does
     "compile": ("tuning.compiled.command", "compile the CUDA kernels, which takes no GPU"),
     "sweep": ("tuning.sweep.command", "try configurations of kernels, and decide"),
     "compare": ("tuning.compare.command", "time what is promoted beside the defaults"),
+    "report": ("tuning.report.command", "show what sweeps found, as text and pictures"),
     "promote": ("tuning.promote.command", "take what sweeps decided into minfer, as a diff"),
     "figure": ("tuning.figure", "draw a picture of the documentation"),
 }

@@ -9,6 +9,7 @@ from minfer.errors import Refusal
 from minfer.ops.declaration import Tunable, Variant
 from minfer.ops.table import ACTIVATIONS, F32
 
+MOST = 2**31 - 1  # kernels reckon with 64 bits; this times what they count fits
 SHARED = {"threads": Tunable(1, ()), "activations": Tunable(F32, ACTIVATIONS)}  # if they concern
 
 
@@ -28,7 +29,7 @@ def configure(chosen: Variant, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_value(chosen: Variant, name: str, value: object, tunable: Tunable) -> None:
-    """Refuse another type than the default's, a number below 1 and a word that is none of these."""
+    """Refuse another type than the default's, a number below 1 or above `MOST`, an odd word."""
     default = tunable.default
     if type(value) is type(default) and value == default:
         return  # what is below 1 there stands for what was measured
@@ -36,6 +37,8 @@ def _check_value(chosen: Variant, name: str, value: object, tunable: Tunable) ->
         problem = f"is a {type(value).__name__}, not a {type(default).__name__}"
     elif isinstance(value, int) and value < 1:
         problem = "is below 1"
+    elif isinstance(value, int) and value > MOST:
+        problem = f"is above {MOST}"
     elif isinstance(value, str) and value not in tunable.values:
         problem = f"is none of {', '.join(tunable.values)}"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from minfer.device import Device, DeviceKind, cores
+from minfer.device import Device, DeviceKind
 
 INTERPRETER, SIMULATOR = "triton-interpreter", "metal-simulator"
 SIMULATED = (INTERPRETER, SIMULATOR)  # no hardware, so no time means anything
@@ -31,7 +32,8 @@ def _known(device: Device, package: str) -> str:
 
 def _kind(device: Device, package: ModuleType) -> str:
     if device.kind is DeviceKind.CPU:
-        return _word(f"{cpu_name()} {cores()} cores")
+        # of the machine: how many of them a process may use changes no bits (contract 6.1)
+        return _word(f"{cpu_name()} {os.cpu_count() or 1} cores")
     if device.kind is DeviceKind.CUDA:
         if package.compute_capability() is None:
             return INTERPRETER

@@ -174,7 +174,14 @@ def _check_evidence(given: object) -> None:
     assert isinstance(given, dict)
     speedup, commit = given.get("speedup"), given.get("commit")
     numbers = speedup if isinstance(speedup, list) else []
-    finite = [x for x in numbers if type(x) in (int, float) and math.isfinite(x)]
-    _check(len(finite) == len(numbers) == 3, "speedup")
+    _check(len(numbers) == 3 and all(map(_is_finite, numbers)), "speedup")
     _check(isinstance(given.get("date"), str), "date")
     _check(commit is None or isinstance(commit, str), "commit")
+
+
+def _is_finite(given: object) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return type(given) in (int, float) and math.isfinite(given)  # type: ignore[arg-type]
+    except OverflowError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,8 @@ def source_of(variant: Variant) -> str:
         if name in texts:
             continue
         texts[name] = path.read_text(encoding="utf-8")
-        waiting += [(name, _file(name)) for name in _kernel_modules(texts[name])]
+        named = _kernel_modules(texts[name], _package(path))
+        waiting += [(name, _file(name)) for name in named]
     hashed = xxhash.xxh3_64()
     for name, text in sorted(texts.items()):
         for part in (name, text):
@@ -37,14 +39,25 @@ def source_of(variant: Variant) -> str:
     return str(hashed.hexdigest())
 
 
-def _kernel_modules(text: str) -> Iterator[str]:
-    """Modules of kernel packages that a file imports, anywhere in its text."""
+def _package(path: Path) -> str:
+    """The package that a file of minfer is in, "" for a user's file."""
+    folder = path.parent
+    return ".".join(["minfer", *folder.relative_to(ROOT).parts]) if ROOT in path.parents else ""
+
+
+def _kernel_modules(text: str, package: str) -> Iterator[str]:
+    """Modules of kernel packages that a file imports, anywhere in its text.
+
+    package: what its relative imports start from.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if _is_kernel_module(alias.name))
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            module = "." * node.level + (node.module or "")
+            module = importlib.util.resolve_name(module, package)
             for alias in node.names:  # of a package, a module or what its own file defines
-                either = (f"{node.module}.{alias.name}", node.module)
+                either = (f"{module}.{alias.name}", module)
                 yield from [name for name in either if _is_kernel_module(name)][:1]
 
 

@@ -85,6 +85,8 @@ def loaded(path: Path, kind: str) -> list[Row]:
     for number, given in enumerate(content["rows"], 1):
         try:
             rows.append(Row.read(given))
+        except RecursionError:  # reading it in takes fewer frames than looking at it
+            raise ValueError(f"row {number}: it is nested too deep") from None
         except ValueError as error:
             raise ValueError(f"row {number}: {error}") from None
     return rows

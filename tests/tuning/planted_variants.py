@@ -13,6 +13,7 @@ import numpy as np
 from minfer import variant
 from minfer.kernels_numba._query import ROUNDING
 from minfer.kernels_numba.attn_window import attn_window_split
+from minfer.ops import Tunable
 
 CONFIG = {"threads": 1, "ahead": 4, "heads": 4, "draw": 1, "span": 16}
 _kept: dict[Any, Any] = {}
@@ -98,6 +99,21 @@ def attn_window_late(q, k, v, positions, span, tiles, *, fmt, scale, width, conf
     _kept["late"] = _kept.get("late", 0) + 1
     right = _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
     return right if _kept["late"] < 100 else right * np.float32(1.1)
+
+
+@variant(query=ROUNDING, space={"step": Tunable(1, (1, 2))})
+def attn_window_bent(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Calls a tunable free that changes the last bit."""
+    right = _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
+    return right if config["step"] == 1 else np.nextafter(right, np.float32(np.inf))
+
+
+@variant(query=ROUNDING, space={"step": Tunable(1, (2,))})
+def attn_window_lame(q, k, v, positions, span, tiles, *, fmt, scale, width, config):
+    """Does not run with its own default."""
+    if config["step"] == 1:
+        raise MemoryError("too little shared memory")
+    return _right(q, k, v, positions, span, tiles, fmt=fmt, scale=scale, width=width)
 
 
 @variant(query=ROUNDING)

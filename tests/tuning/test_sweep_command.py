@@ -73,6 +73,21 @@ def test_faults_are_rows_and_nothing_faulty_is_decided_on(tmp_path: Path) -> Non
     assert decided["decision"]["default_ties"] is True
 
 
+def test_free_values_keep_bits_and_their_defaults_run(tmp_path: Path) -> None:
+    rows = tmp_path / "sweeps.jsonl"
+    named = ("--variant", "bent", "--variant", "lame", "--finals", "0")
+    done = sweep(rows, "--add", str(PLANTED), *named)
+    assert done.returncode == 0, done.stderr
+    found = {t.configuration.key: (t.status, t.message) for t in trials(rows)}
+    assert found["bent step=1"] == ("ok", "")
+    status, why = found["bent step=2"]
+    assert status == "wrong" and "other bits than with free tunables at their defaults" in why
+    status, why = found["lame step=2"]
+    assert status == "crashed"
+    assert why.endswith("too little shared memory with free tunables at their defaults, which "
+                        "other calls get")  # fmt: skip
+
+
 def test_a_killed_sweep_goes_on_without_repeating_a_trial(tmp_path: Path) -> None:
     rows, most = tmp_path / "sweeps.jsonl", 14
     how = ("--variant", "split", "--finals", "2", "--budget", str(most), "--seed", "3")

@@ -262,6 +262,18 @@ def test_the_same_rounds_decide_the_same() -> None:
     assert replace(once, rerun_differs=0) == replace(other, rerun_differs=0)
 
 
+def test_the_order_of_contenders_and_cases_does_not_matter() -> None:
+    rounds, buckets = (
+        finals(5, cases=3, a=0.98, b=0.985, c=0.98),
+        {"case0": 1, "case1": 8, "case2": 1},
+    )
+    found = contenders(rounds, b="a")
+    once = decided(found, **buckets)
+    assert 0 < once.rerun_differs < 1
+    assert decided(found[::-1], **buckets) == once
+    assert decided(found, **dict(reversed(buckets.items()))) == once
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

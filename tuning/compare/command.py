@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
-
-from minfer import registry, tuned
+from minfer import registry, settings, tuned
 from minfer.device import Device
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -22,35 +19,38 @@ from tuning.sweep.cases import held_out
 from tuning.sweep.command import FINAL_WIDTH, SAMPLE_SECONDS, setting
 from tuning.sweep.configuration import Configuration, Question
 from tuning.sweep.crew import Worker, crew_of
-from tuning.sweep.decision import Interval
+from tuning.sweep.decide import Beside, beside_default
+from tuning.sweep.decision import Contender, Interval
 from tuning.sweep.options import add_shared_arguments, checked
-from tuning.sweep.paired import TRIM, compare, student
 from tuning.sweep.problem import Case
 from tuning.sweep.rows import OK
-from tuning.sweep.timing import race
-from tuning.sweep.trials import prepare, sample
+from tuning.sweep.timing import Lost, race
+from tuning.sweep.trials import Ended, prepare, sample
 
-LEAST, MOST, LEVEL = 10, 60, 0.975
+LEAST, MOST = 10, 60  # rounds of a case
+EXAMPLES = """Without --case: shapes that no sweep times. Exit code 1: a row loses in a case.
+
+examples:
+  python -m tuning compare --op attn_window --device cuda --fmt q8_0
+  python -m tuning compare --op add --case r3-w896 --add my_add.py
+"""
 TUNED, DEFAULT, CONTROL = "tuned", "default", "control"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One case. ratio: time of the default over that of the choice; noise: of its twin's."""
+    """The cases of a question whose choice is not the default. tuned: by case, what is chosen."""
 
     question: str
-    case: str
     default: str
-    tuned: str
-    seconds: float
-    ratio: Interval
-    noise: float
+    tuned: Mapping[str, str]
+    beside: Beside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     add_shared_arguments(parser)
-    parser.epilog = "Without --case: shapes that no sweep times. Exit code 1: a promoted row loses."
+    parser.epilog = EXAMPLES
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,30 +63,43 @@ def run(args: argparse.Namespace) -> int:
         what = f"no shapes of {args.op} are held out; name one by --case"
         raise Refusal("10", what, {"op": args.op})
     asked = planning.asked(args, device, listed if args.case is None else None)
-    rows: list[Compared] = []
+    rows = []
     for question, cases in asked.items():
-        for row in _compared(args, question, cases):
+        row = _compared(args, question, cases)
+        if row is not None:
             rows.append(row)
             if not args.json:
-                print(_line(row), flush=True)
+                print(_told(row), flush=True)
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
-    elif rows:
-        mean = math.exp(sum(math.log(row.ratio.mid) for row in rows) / len(rows))
-        print(f"{len(rows)} cases: {mean:.3f} times the default's speed, geometric mean")
-    else:
-        print(f"no promoted row changes what these cases get on {tuned.device_kind(device)}")
-    return int(any(row.ratio.high < 1 for row in rows))
+    elif not rows:
+        kind = tuned.device_kind(device)
+        off = " (MINFER_NO_TUNED=1 leaves rows out)" if settings.flag("MINFER_NO_TUNED") else ""
+        print(f"no promoted row changes what these cases get on {kind}{off}")
+    return int(any(ratio.high < 1 for row in rows for ratio in row.beside.speedups.values()))
 
 
 def _compared(
     args: argparse.Namespace, question: Question, cases: Sequence[Case]
-) -> Iterator[Compared]:
+) -> Compared | None:
+    """Rounds of every case, in a process of its own; None where all get the default."""
+    chosen: dict[str, str] = {}
+    rounds: dict[str, dict[str, tuple[float, ...]]] = {TUNED: {}, DEFAULT: {}, CONTROL: {}}
+    default = ""
     for case in cases:
-        chosen, default = (_choice(question, case, promoted) for promoted in (True, False))
-        if chosen != default:
-            with crew_of(setting(args, question, [case]), 1, args.timeout) as crew:
-                yield _timed(args, question, case, crew.workers[0], chosen, default)
+        runs = {role: _choice(question, case, role == TUNED) for role in rounds}
+        if runs[TUNED] == runs[DEFAULT]:
+            continue
+        chosen[case.name], default = runs[TUNED].key, runs[DEFAULT].key
+        with crew_of(setting(args, question, [case]), 1, args.timeout) as crew:
+            found = _rounds(args, case, crew.workers[0], runs)
+        for role, seconds in found.items():
+            rounds[role][case.name] = tuple(seconds)
+    if not chosen:
+        return None
+    contenders = {role: Contender(role, role, (), times) for role, times in rounds.items()}
+    beside = beside_default(contenders[TUNED], contenders[DEFAULT], contenders[CONTROL])
+    return Compared(question.key, default, chosen, beside)
 
 
 def _choice(question: Question, case: Case, promoted: bool) -> Configuration:
@@ -97,46 +110,39 @@ def _choice(question: Question, case: Case, promoted: bool) -> Configuration:
     return Configuration.of(found.variant, found.config)
 
 
-def _timed(
-    args: argparse.Namespace,
-    question: Question,
-    case: Case,
-    worker: Worker,
-    chosen: Configuration,
-    default: Configuration,
-) -> Compared:
+def _rounds(
+    args: argparse.Namespace, case: Case, worker: Worker, runs: Mapping[str, Configuration]
+) -> dict[str, list[float]]:
     """Paired rounds of the choice, the default, and the default once more."""
-    runs = {TUNED: chosen, DEFAULT: default, CONTROL: default}
     for key, configuration in runs.items():
         reply = prepare(worker, configuration, key, may_spill=True)
         if reply["status"] != OK:
             raise ChildFailed(
                 f"{configuration.key} of {case.name} is {reply['status']}: {reply['message']}"
             )
-    rounds = race(
-        {key: partial(sample, worker, key, case.name) for key in runs},
-        target=SAMPLE_SECONDS[Device.parse(args.device).kind],
-        width=FINAL_WIDTH, least=LEAST, most=MOST, seconds=args.seconds,
-    )  # fmt: skip
-    if missing := [key for key in runs if key not in rounds]:
-        raise ChildFailed(f"{case.name}: the {missing[0]} gives no times")
-    centres, variances = compare(np.log([rounds[key] for key in runs]))
-    n = len(rounds[DEFAULT])
-    half = student(LEVEL, n - 2 * int(TRIM * n) - 1) * math.sqrt(variances[1, 0])
-    return Compared(
-        question=question.key,
-        case=case.name,
-        default=default.key,
-        tuned=chosen.key,
-        seconds=float(np.median(rounds[TUNED])),
-        ratio=Interval(*(math.exp(centres[1, 0] + x) for x in (-half, 0.0, half))),
-        noise=float(abs(math.expm1(centres[1, 2]))),
-    )
+    try:
+        return race(
+            {key: partial(sample, worker, key, case.name) for key in runs},
+            target=SAMPLE_SECONDS[Device.parse(args.device).kind],
+            width=FINAL_WIDTH, least=LEAST, most=MOST, seconds=args.seconds, on_lost=_lost,
+        )  # fmt: skip
+    except Ended as ended:
+        raise ChildFailed(f"{ended.who} of {case.name} is {ended.status}: {ended}") from None
 
 
-def _line(row: Compared) -> str:
-    ratio = f"{row.ratio.mid:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})"
-    return (
-        f"{row.question}, {row.case}: {row.seconds * 1e6:.1f} us, {ratio} times the speed of "
-        f"{row.default}, with {row.tuned}; the default against itself {row.noise:.2%}"
-    )
+def _lost(key: str, lost: Lost) -> None:
+    raise Ended(key, "impossible", lost.reason)
+
+
+def _told(row: Compared) -> str:
+    lines = [f"{row.question}, beside {row.default}: {_times(row.beside.speedup)}"]
+    lines += [
+        f"  {case}: {_times(ratio)}, {row.tuned[case]}"
+        for case, ratio in row.beside.speedups.items()
+    ]
+    lines.append(f"  the default against itself: {row.beside.noise:.2%}")
+    return "\n".join(lines)
+
+
+def _times(ratio: Interval) -> str:
+    return f"{ratio.mid:.3f} times the speed ({ratio.low:.3f} to {ratio.high:.3f})"

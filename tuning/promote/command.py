@@ -20,9 +20,17 @@ from tuning.sweep import own_files
 from tuning.sweep.database import Database
 from tuning.sweep.options import DATABASE
 
+EXAMPLES = """examples:
+  python -m tuning promote                              show what would change
+  python -m tuning promote --op attn_window --write     write it
+  python -m tuning promote --add my_add.py --into rows --json
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--database", type=Path, default=DATABASE, metavar="FILE",
         help="rows of sweeps; default %(default)s")  # fmt: skip
@@ -32,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--add", action="append", default=[], metavar="FILE",
         help="a .py file of yours whose variants were swept")  # fmt: skip
     add("--into", type=Path, default=FOLDER, metavar="FOLDER",
-        help="where the files of rows are; default: beside those of minfer")  # fmt: skip
+        help="where the files of rows are; default minfer/tuned")  # fmt: skip
     add("--write", action="store_true", help="write the files, not only the differences")
     add("--json", action="store_true", help="print everything as JSON")
 

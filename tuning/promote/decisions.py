@@ -14,7 +14,7 @@ from minfer.format import KvFormat
 from minfer.ops import OPS, Variant
 from minfer.tuned import Row
 from tuning.sweep.configuration import Question
-from tuning.sweep.decision import Interval
+from tuning.sweep.decision import Decision, Interval
 from tuning.sweep.rows import Decided, Session
 from tuning.sweep.rows import Row as SweptRow
 
@@ -69,9 +69,8 @@ def _row(decided: Decided, session: Session | None) -> Row:
         raise NotPromoted(f"{question.device_kind!r} is no kind of device")
     if decision.default_ties:
         raise NotPromoted(f"the default is as fast as any: {_interval(decision.speedup)}")
-    for case, ratio in decision.speedups.items():
-        if ratio.high < 1:
-            raise NotPromoted(f"the default is faster in {case}: {_interval(ratio)}")
+    if loss := _loss(decision):
+        raise NotPromoted(f"the default is faster in {loss}")
     if session is None:
         raise NotPromoted(f"its session {decided.session} is not in the database")
     asked = asked_of(question)
@@ -98,6 +97,12 @@ def _row(decided: Decided, session: Session | None) -> Row:
     if problem := tuned.unfit(row, asked) or tuned.odd(row, asked):
         raise NotPromoted(f"it names {problem}")
     return row
+
+
+def _loss(decision: Decision) -> str:
+    """A case where the default is faster than what was chosen, "" where there is none."""
+    case = decision.loses
+    return "" if case is None else f"{case}: {_interval(decision.speedups[case])}"
 
 
 def asked_of(question: Question | Row, device: str = "") -> tuned.Asked:
@@ -194,7 +199,10 @@ def _agreed(candidate: Candidate, made: Sequence[Candidate]) -> Candidate:
         if not _related(candidate.question, other.question):
             continue
         decision = other.decided.decision
-        settles = other.row is not None or decision.default_ties
+        if (loss := _loss(decision)) and decision.numeric == chosen:
+            why = f"{other.question.op} would take it too, and there the default is faster in "
+            return Candidate(candidate.decided, None, why + loss)
+        settles = other.row is not None or decision.default_ties or loss
         fits = decision.numeric == chosen or (other.row is None and chosen in decision.ties)
         if settles and not fits:
             why = f"{candidate.question.op} chose {chosen} and {other.question.op}"

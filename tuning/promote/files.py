@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from minfer.errors import Refusal
 from minfer.receipt import short_path
 from minfer.tuned import Row
 from tuning.promote.decisions import Candidate, NotPromoted, asked_of, source_now
+
+NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,22 @@ class Change:
     def difference(self) -> str:
         """A unified diff, "" where nothing changes."""
         name = short_path(str(self.path))
-        before = (self.old or "").splitlines(keepends=True)
         lines = difflib.unified_diff(
-            before,
-            self.new.splitlines(keepends=True),
+            _lines(self.old or ""),
+            _lines(self.new),
             "/dev/null" if self.old is None else f"a/{name}",
             f"b/{name}",
         )
-        return "".join(lines)
+        return "".join(line if line.endswith("\n") else line + NO_NEWLINE for line in lines)
 
     def write(self) -> None:
-        """The file, replaced whole; a Refusal leaves the old one."""
+        """The file, replaced whole; a Refusal leaves the old one.
+
+        Refuses a file that is another by now: its rows are not in `new`.
+        """
+        if _text(self.path) != self.old:
+            why = f"{self.path} was changed meanwhile; it is not written, start again"
+            raise Refusal("8.3", why, {"path": str(self.path)})
         text = self.new.encode()
         try:
             with atomic.replacing(self.path, len(text)) as part:
@@ -62,13 +70,25 @@ def change_of(
 
 def _as_it_is(path: Path, kind: str) -> tuple[str | None, list[Row]]:
     try:
-        return path.read_text(encoding="utf-8"), tuned.loaded(path, kind)
-    except FileNotFoundError:
-        return None, []
+        text = _text(path)
+        return text, [] if text is None else tuned.loaded(path, kind)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         message = f"{path} cannot be read: {why}; mend it or remove it"
         raise Refusal("8.3", message, {"path": str(path)}) from None
+
+
+def _text(path: Path) -> str | None:
+    """What a file holds, with its own ends of lines; None where there is none."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends, as `git apply` counts them."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _replaces(new: Row, device: str, old: Row) -> bool:

@@ -7,6 +7,7 @@ KV heads of 128; `prefill-1x4096q512-...` the last 512 of 4096 positions; `-r4` 
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -68,6 +69,11 @@ class Attention(Case):
     @property
     def cold(self) -> bool:
         return self.batch.cold
+
+    @property
+    def gate_key(self) -> Hashable:
+        b = self.batch
+        return b.kind, b.n_head, b.n_head_kv, b.head_dim
 
     @property
     def head_dim(self) -> int:

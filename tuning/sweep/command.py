@@ -6,7 +6,9 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from minfer import tuned
 from minfer.device import Device, DeviceKind
+from minfer.errors import Refusal
 from tuning.bench.environment import last_level_cache
 from tuning.bench.protocol import Message
 from tuning.sweep import own_files, planning
@@ -39,9 +41,9 @@ def run(args: argparse.Namespace) -> None:
     device = Device.parse(args.device)
     asked = planning.asked(args, device)
     database = Database(args.database)
-    plans = {question: _plan(args, question, cases) for question, cases in asked.items()}
+    plans = _plans(args, asked)
     if args.list:
-        print(listed(asked, plans, args.json))
+        print(listed({q: asked[q] for q in plans}, plans, args.json))
         return
     used = {f"{args.op}_{v.name}": v for plan in plans.values() for v in plan.used}
     session = planning.session_of(args, device, asked, used)
@@ -49,14 +51,27 @@ def run(args: argparse.Namespace) -> None:
         args.database.parent.mkdir(exist_ok=True)
     database.append(session)
     made = []
-    for question, cases in asked.items():
-        row = _explored(args, question, cases, plans[question], session, database)
+    for question, plan in plans.items():
+        row = _explored(args, question, asked[question], plan, session, database)
         if row is not None:
             made.append(row)
             if not args.json:
-                print(summary(row, args.database), flush=True)
+                print(summary(row, args.database, args.add), flush=True)
     if args.json:
         print(json.dumps([to_json(row) for row in made], indent=1))
+
+
+def _plans(args: argparse.Namespace, asked: planning.Asked) -> dict[Question, Plan]:
+    """Of the questions that some variant can answer; refuses where that is none."""
+    found: dict[Question, Plan] = {}
+    for question, cases in asked.items():
+        try:
+            found[question] = _plan(args, question, cases)
+        except Refusal as refusal:  # a variant that was named is for another format, or kind
+            why = refusal
+    if not found:
+        raise why
+    return found
 
 
 def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -> Plan:
@@ -69,7 +84,7 @@ def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -
         pruner=args.pruner,
         seed=args.seed,
         budget=Budget.parse(args.budget),
-        finals=args.finals,
+        finals=0 if question.device_kind in tuned.SIMULATED else args.finals,
         final_precision=Precision(
             target=SAMPLE_SECONDS[Device.parse(args.device).kind],
             width=FINAL_WIDTH,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tuning.bench.protocol import CallFailed, Child, ChildFailed, Message
 
-START_SECONDS = 600.0  # for libraries, inputs of every case, and rates of the machine
+START_SECONDS = 600.0  # for libraries, and for rates of the machine
 
 Item = TypeVar("Item")
 

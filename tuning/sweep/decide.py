@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuning.sweep.decision import Contender, Decision, Interval
 from tuning.sweep.evidence import Evidence
@@ -34,20 +36,19 @@ def decide(
     time is not a positive number.
     """
     ordered = _in_order(contenders, default, control)
-    candidates, cases = ordered[:-1], tuple(buckets)
+    candidates, cases = ordered[:-1], tuple(sorted(buckets))
     names = tuple(dict.fromkeys(c.numeric for c in candidates))
-    sizes = tuple(dict.fromkeys(buckets.values()))
+    sizes = tuple(dict.fromkeys(buckets[case] for case in cases))
     layout = Layout(
         tuple(names.index(c.numeric) for c in candidates),
-        tuple(sizes.index(n_q) for n_q in buckets.values()),
+        tuple(sizes.index(buckets[case]) for case in cases),
     )
     evidence = Evidence.of([_logs(ordered, case) for case in cases])
     bound = critical(layout, evidence.rounds, evidence.scales, rate)
     verdicts = evidence.judge(layout, bound)
     again = evidence.rerun(seed).judge(layout, bound)
     chosen = verdicts.chosen[0]
-    where = (np.arange(len(cases)), 0, chosen[list(layout.buckets)])
-    mids, errors = evidence.centres[0][where], np.sqrt(evidence.variances[0][where])
+    mean, by_case = _speedups(evidence, chosen[list(layout.buckets)], bound)
     of_class = layout.classes[chosen[0]]
     tied = set(np.flatnonzero(verdicts.tied[0]).tolist()) | {of_class}
     return Decision(
@@ -55,16 +56,45 @@ def decide(
         free={n_q: candidates[k].key for n_q, k in zip(sizes, chosen, strict=True)},
         ties=tuple(name for a, name in enumerate(names) if a in tied),
         free_ties=_free_ties(candidates, sizes, verdicts),
-        speedup=_interval(mids.mean(), bound * math.hypot(*errors) / len(cases)),
-        speedups={
-            case: _interval(mid, bound * error)
-            for case, mid, error in zip(cases, mids, errors, strict=True)
-        },
+        speedup=mean,
+        speedups=dict(zip(cases, by_case, strict=True)),
         noise=math.expm1(evidence.noise[0]),
         rerun_differs=float((again.chosen != chosen).any(axis=-1).mean()),
         rate=rate,
         default_ties=not chosen.any(),
     )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A contender beside the default: time of the default over its own, and noise as `Decision`."""
+
+    speedup: Interval
+    speedups: Mapping[str, Interval]
+    noise: float
+
+
+def beside_default(
+    contender: Contender, default: Contender, control: Contender, rate: float = 0.05
+) -> Beside:
+    """How one contender does in its cases, without a choice; its intervals hold together."""
+    ordered = _in_order([contender, default, control], default.key, control.key)
+    cases = tuple(default.rounds)
+    layout = Layout((0, 1), tuple(range(len(cases))))
+    evidence = Evidence.of([_logs(ordered, case) for case in cases])
+    bound = critical(layout, evidence.rounds, evidence.scales, rate)
+    mean, by_case = _speedups(evidence, np.ones(len(cases), np.intp), bound)
+    return Beside(mean, dict(zip(cases, by_case, strict=True)), math.expm1(evidence.noise[0]))
+
+
+def _speedups(
+    evidence: Evidence, picked: NDArray[np.intp], bound: float
+) -> tuple[Interval, list[Interval]]:
+    """The default's time over that of the candidate picked for each case: their mean, and each."""
+    where = (np.arange(len(picked)), 0, picked)
+    mids, errors = evidence.centres[0][where], np.sqrt(evidence.variances[0][where])
+    mean = _interval(mids.mean(), bound * math.hypot(*errors) / len(picked))
+    return mean, [_interval(mid, bound * error) for mid, error in zip(mids, errors, strict=True)]
 
 
 def _in_order(contenders: Sequence[Contender], default: str, control: str) -> list[Contender]:

@@ -53,3 +53,8 @@ class Decision:
     rerun_differs: float
     rate: float
     default_ties: bool
+
+    @property
+    def loses(self) -> str | None:
+        """A case in which the default is faster than what was chosen, None if there is none."""
+        return next((case for case, ratio in self.speedups.items() if ratio.high < 1), None)

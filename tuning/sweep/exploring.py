@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,8 +71,15 @@ def explore(
     search = Search(space, plan.sampler, plan.seed, trials, plan.pruner, default=plan.default)
     _search(crew, course, plan, search, trials, database, bar)
     if not plan.finals:
+        bar.say(f"{told(trials)}; no finals, so nothing is decided")
         return None
     return _decide(crew, course, plan, trials, database, bar)
+
+
+def told(trials: Sequence[Trial]) -> str:
+    """How many trials ended how, in words."""
+    counts = Counter(trial.status for trial in trials)
+    return ", ".join(f"{n} {status}" for status, n in counts.most_common())
 
 
 def _take_rates(crew: Crew, course: Course) -> None:
@@ -116,7 +124,7 @@ def _search(
     database: Database,
     bar: Progress,
 ) -> None:
-    """Trials until the budget is spent or everything was tried. What is known counts too."""
+    """Trials until the budget is spent or everything was tried; known ones count as trials."""
     start = time.monotonic()
     while not plan.budget.spent(len(trials), time.monotonic() - start):
         bar.at(plan.budget, len(trials), time.monotonic() - start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 
 from minfer.ops import Variant
 from tuning.sweep.configuration import Configuration
@@ -103,6 +104,7 @@ def _run(
                 seconds=how.seconds, on_lost=_refused,
             )  # fmt: skip
             for key, seconds in found.items():
+                course.refuse_impossible(key, case, median(seconds))
                 rounds[key][case.name] = tuple(seconds)
     finally:
         for key in runs:

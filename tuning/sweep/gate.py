@@ -3,12 +3,18 @@
 Every call is made twice with the same arrays in two contents, then once more in the first one, so
 that an answer kept from before is a wrong one; outputs lie in poisoned memory, and what an op
 changes is a copy each time. Later calls leave an answer as it is, and arguments that are only read
-too.
+too. Values of free tunables, which a choice takes by the number of queries, must give the bits of
+their defaults (contract 6.4).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from minfer.device import Device
+from minfer.format import Region
 from minfer.ops import OPS, Numerics
 from minfer.registry import Choice
 from tuning.sweep.bound import Bound
@@ -47,6 +53,27 @@ def refuse_changes(bound: Bound) -> None:
     if changed := bound.altered():
         names = ", ".join(OPS[bound.problem.op].parameters[i] for i in changed)
         raise WrongAnswer(f"it changes its {names}, which it may only read")
+
+
+def same_bits(bound: Bound, choice: Choice, plain: Choice) -> None:
+    """Raise `WrongAnswer` where a choice has other bits than with free tunables at defaults."""
+    answers = []
+    for one in (choice, plain):
+        out = bound.launch(one, bound.arguments(one, fresh=True))
+        answers.append(b"".join(_bits(bound.answer(out))))
+    if answers[0] != answers[1]:
+        what = "other bits than with free tunables at their defaults; what changes bits is numeric"
+        raise WrongAnswer(f"{what} (contract 6.4)")
+
+
+def _bits(found: object) -> Iterator[bytes]:
+    if isinstance(found, tuple | list):
+        for part in found:
+            yield from _bits(part)
+    elif isinstance(found, Region):
+        yield from _bits(found.arrays)
+    else:
+        yield np.asarray(found).tobytes()
 
 
 def judge(bound: Bound, version: int, numerics: Numerics, found: object) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from minfer import registry, tuned
-from minfer.device import Device
+from minfer.device import Device, DeviceKind
 from minfer.errors import Refusal
 from minfer.format import KvFormat
 from minfer.ops import OPS, Variant
@@ -22,7 +25,7 @@ from tuning.sweep.problem import Case
 from tuning.sweep.rows import TIMEOUT, Session, Trial
 
 Asked = dict[Question, list[Case]]
-NUMBERS = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
+RECORDED = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
 
 
 def asked(args: argparse.Namespace, device: Device, listed: Sequence[str] | None = None) -> Asked:
@@ -121,25 +124,28 @@ def session_of(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         questions=tuple(asked),
         options={
-            **{name: getattr(args, name) for name in NUMBERS},
-            "cases": {question.key: _names(cases) for question, cases in asked.items()},
+            **{name: getattr(args, name) for name in RECORDED},
+            "cases": {q.key: [case.name for case in cases] for q, cases in asked.items()},
         },
         environment={
             **environment(),
             "made_with": dict(tuned.made_with(device)),
             "package": device.package().environment(),
-            "driver": driver(device),
+            "clocks": clocks(device),
         },
         sources={name: tuned.source_of(variant) for name, variant in used.items()},
         command=("python", "-m", "tuning", *sys.argv[1:]),
     )
 
 
-def driver(device: Device) -> dict[str, Any]:
-    """Driver and clocks of an NVIDIA GPU, where `nvidia-smi` tells them."""
-    import subprocess
-
-    if device.name != "cuda":
+def clocks(device: Device) -> dict[str, Any]:
+    """Clocks, and of an NVIDIA GPU its driver and temperature, where the system tells them."""
+    if device.kind is DeviceKind.CPU:
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            mhz = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+            return {"cpu MHz": mhz} if mhz else {}
+    if device.kind is not DeviceKind.CUDA:
         return {}
     names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu")
     query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
@@ -159,8 +165,9 @@ def known(database: Database, session: Session, question: Question) -> list[Tria
     sources = {
         name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
     }
-    facts = _facts(session, question)
-    alike = {row.id: row for row in _sessions(database) if _facts(row, question) == facts}
+    sessions = [row for row in database.rows() if isinstance(row, Session)]
+    wanted = asked_alike(session, question)
+    alike = {row.id: row for row in sessions if asked_alike(row, question) == wanted}
 
     def answers(trial: Trial) -> bool:
         if (old := alike.get(trial.session)) is None:
@@ -170,16 +177,8 @@ def known(database: Database, session: Session, question: Question) -> list[Tria
     return list(database.trials(question, sources, answers).values())
 
 
-def _sessions(database: Database) -> Iterator[Session]:
-    return (row for row in database.rows() if isinstance(row, Session))
-
-
-def _facts(session: Session, question: Question) -> tuple[Any, ...]:
-    """What trials of a question must have in common to be compared."""
-    options = session.options
-    cases = options.get("cases", {}).get(question.key)
-    return cases, options.get("threads"), session.environment.get("made_with")
-
-
-def _names(cases: Sequence[Case]) -> list[str]:
-    return [case.name for case in cases]
+def asked_alike(session: Session, question: Question) -> tuple[Any, ...]:
+    """What two sessions have in common whose trials answer the same."""
+    cases = session.options.get("cases", {})
+    named = cases.get(question.key) if isinstance(cases, dict) else None
+    return session.options.get("threads"), session.environment.get("made_with"), named

@@ -11,7 +11,7 @@ from typing import Any
 from minfer.device import Device, DeviceKind
 
 PERTURB = -6  # glibc's M_PERTURB: what is allocated is filled with the complement of a byte
-FILL = 1  # float32 of its complement is -1.7e38, float16 -1e5
+FILL = 1  # of its complement float32 is -1.7e38 and float16 NaN
 
 
 @contextmanager

@@ -6,7 +6,7 @@ rounds, so that an answer which is not computed anew is a wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -68,6 +68,11 @@ class Case:
     @property
     def cold(self) -> bool:
         return False
+
+    @property
+    def gate_key(self) -> Hashable:
+        """Equal for cases whose gates are equal."""
+        return self.name
 
     @property
     def head_dim(self) -> int:

@@ -12,7 +12,7 @@ from tuning.sweep.rows import OK, PRUNED, Trial
 
 
 class Progress:
-    """On stderr. quiet: nothing but what goes wrong."""
+    """On stderr. quiet: nothing at all."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         self.title, self.quiet = title, quiet

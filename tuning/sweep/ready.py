@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from minfer.device import Device
 from minfer.format import KvFormat
 from minfer.registry import Choice
 from tuning.sweep.bound import Bound
-from tuning.sweep.gate import check, judge
+from tuning.sweep.gate import WrongAnswer, check, judge, same_bits
 from tuning.sweep.problem import VERSIONS, Case
 from tuning.sweep.timers import Timer, timer_of
 
@@ -33,7 +33,7 @@ class Inputs:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._timed: dict[str, Bound] = {}
-        self._gates: dict[tuple[Any, ...], list[Bound]] = {}
+        self._gates: dict[Hashable, list[Bound]] = {}
 
     def timed(self, case: Case) -> Bound:
         """The call of a case, with copies of what it reads from memory."""
@@ -48,17 +48,13 @@ class Inputs:
         return max(1, -int(-self.setting.rotate // size)) if case.cold and size else 1
 
     def gates(self, cases: Sequence[Case]) -> list[Bound]:
-        """The small calls of all cases; cases with equal heads share theirs."""
+        """The small calls of all cases; cases with equal gates share theirs."""
         found: list[Bound] = []
-        seen = set()
-        for case in cases:
-            shape = case.shape
-            key = (type(case), shape.kind, shape.n_head, shape.n_head_kv, shape.head_dim)
+        for key, case in {case.gate_key: case for case in cases}.items():
             if key not in self._gates:
                 problems = case.gate(self.setting.fmt)
                 self._gates[key] = [Bound(problem, self.setting.device) for problem in problems]
-            found += [] if key in seen else self._gates[key]
-            seen.add(key)
+            found += self._gates[key]
         return found
 
 
@@ -83,6 +79,7 @@ class Ready:
     ) -> None:
         """Compile and check; raises `WrongAnswer`, or whatever a launch raises."""
         setting = inputs.setting
+        self.inputs, self.cases, self.config = inputs, cases, config
         self.device = setting.device
         choices = {c.name: choose(setting, c, variant, config) for c in cases}
         first = choices[cases[0].name]
@@ -96,6 +93,29 @@ class Ready:
         for name, bound in self.bounds.items():
             check(bound, choices[name], self.numerics, self.device)
             self.timers[name] = self._timer(name)
+
+    def check_free(self) -> None:
+        """Raise `WrongAnswer` where free values change bits, or what a launch without them raises.
+
+        Numeric values are taken for every number of queries, the free ones beside them only near
+        where these were timed (contract 6.4): so defaults must run, and with the same bits.
+        """
+        setting, first = self.inputs.setting, self.choices[self.cases[0].name]
+        space = first.variant.space
+        numeric = {name: value for name, value in self.config.items() if space[name].numeric}
+        plain = {c.name: choose(setting, c, first.variant.name, numeric) for c in self.cases}
+        if not first.variant.invariant or plain == self.choices:
+            return
+        try:
+            for bound in self.inputs.gates(self.cases):
+                same_bits(bound, first, plain[self.cases[0].name])
+            for name, bound in self.bounds.items():
+                same_bits(bound, self.choices[name], plain[name])
+        except WrongAnswer:
+            raise
+        except Exception as error:
+            error.add_note("with free tunables at their defaults, which other calls get")
+            raise
 
     def _timer(self, name: str) -> Timer:
         bound, choice = self.bounds[name], self.choices[name]

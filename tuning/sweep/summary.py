@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,13 +39,13 @@ def listed(
     )
 
 
-def summary(row: Decided, database: Path) -> str:
-    """A decision in a few lines."""
+def summary(row: Decided, database: Path, added: Sequence[str] = ()) -> str:
+    """A decision in a few lines. added: files of a user's variants, for the next command."""
     found = row.decision
     lines = [
-        f"{row.question.key}: {found.numeric}, {_times(found.speedup)} of the default's speed",
+        f"{row.question.key}: {found.numeric}, {times(found.speedup)}",
         *(f"  n_q {n_q}: {configuration.key}" for n_q, configuration in row.chosen.items()),
-        *(f"  {case}: {_times(of_case)}" for case, of_case in found.speedups.items()),
+        *(f"  {case}: {times(of_case)}" for case, of_case in found.speedups.items()),
         f"  tie set: {', '.join(found.ties)}",
     ]
     lines += [
@@ -54,14 +55,18 @@ def summary(row: Decided, database: Path) -> str:
     ]
     lines.append(
         f"  the default against itself: {found.noise:.2%}; another run would choose otherwise "
-        f"with probability {found.rerun_differs:.2f}; false winners: {found.rate:.0%} at most"
+        f"with probability {found.rerun_differs:.2f}; false winners: about {found.rate:.0%}"
     )
     if found.default_ties:
         lines.append("  the default is in the tie set: there is nothing to promote")
+    elif found.loses is not None:
+        lines.append(f"  the default is faster in {found.loses}: this is not promoted")
     else:
-        lines.append(f"  next: python -m tuning promote --database {database}")
+        files = "".join(f" --add {shlex.quote(file)}" for file in added)
+        lines.append(f"  next: python -m tuning promote --database {database}{files}")
     return "\n".join(lines)
 
 
-def _times(ratio: Interval) -> str:
-    return f"{ratio.mid:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+def times(ratio: Interval) -> str:
+    """A speedup in words, with its interval."""
+    return f"{ratio.mid:.3f} times the default's speed ({ratio.low:.3f} to {ratio.high:.3f})"

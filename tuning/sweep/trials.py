@@ -62,6 +62,13 @@ class Course:
         work = case.work(self.fmt)
         return floor(work, self.rates) if self.rates else None
 
+    def refuse_impossible(self, who: str, case: Case, seconds: float) -> None:
+        """Raise `Ended` for a time that beats the machine."""
+        least = self.floor_of(case)
+        if impossible(seconds, least):
+            what = f"{case.name} in {seconds:.3g} s, and {least:.3g} s is the least it can take"
+            raise Ended(who, "impossible", what)
+
 
 def prepare(
     worker: Worker, configuration: Configuration, key: str = "", may_spill: bool = False
@@ -139,11 +146,7 @@ def _time(worker: Worker, course: Course, key: str, case: Case) -> CaseTimes:
         lambda calls: sample(worker, key, case.name, calls),
         target=how.target, width=how.width, least=how.least, most=how.most, seconds=how.seconds,
     )  # fmt: skip
-    least = course.floor_of(case)
-    if impossible(found.median, least):
-        assert least is not None
-        what = f"{case.name} in {found.median:.3g} s, and {least:.3g} s is the least it can take"
-        raise Ended(key, "impossible", what)
+    course.refuse_impossible(key, case, found.median)
     return CaseTimes(
         case=case.name,
         n_q=case.shape.n_q,
@@ -152,7 +155,7 @@ def _time(worker: Worker, course: Course, key: str, case: Case) -> CaseTimes:
         low=found.low,
         median=found.median,
         high=found.high,
-        floor=least,
+        floor=course.floor_of(case),
     )
 
 

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minfer import tuned
@@ -32,7 +34,8 @@ SAID = 400  # characters of a message
 
 def status_of(error: Exception) -> tuple[str, str]:
     """The status of a trial that ended so, and why in a line."""
-    text = " ".join(str(error).split())[:SAID]
+    told = (str(error), *getattr(error, "__notes__", ()))
+    text = " ".join(" ".join(told).split())[:SAID]
     kind = type(error)
     named = f"{kind.__name__}: {text}"
     if isinstance(error, WrongAnswer):
@@ -67,26 +70,29 @@ class Bench:
         return {"rates": machine.rates(self.setting)}
 
     def prepare(self, request: Message) -> Message:
-        """Compile and check one configuration on all cases, or on those asked for."""
+        """Compile and check one configuration on all cases."""
         start = time.monotonic()
-        status, message, resources = "ok", "", {}
         self.threads = threading.active_count()
         with launched(self.device) as kernels:
-            try:
-                made = Ready(self.inputs, self.cases, request["variant"], request["config"])
-                self.ready[request["key"]] = made
-                message = made.trouble
-            except Exception as error:  # is the row of this configuration
-                status, message = self._failed(error)
+            status, message = self._tried(partial(self._make, request))
             self._recover()
             resources = taken(kernels)
         if status == "ok" and resources.get("spills"):
             message = f"{resources['spills']} registers of a thread are spilled"
             if not request["may_spill"]:
                 status = "spills"
-                self.drop(request)
+        if status == "ok":  # what is launched here are kernels of another configuration
+            status, broken = self._tried(self.ready[request["key"]].check_free)
+            message = broken or message
+        if status != "ok":
+            self.drop(request)
         seconds = time.monotonic() - start
         return {"status": status, "message": message, "resources": resources, "seconds": seconds}
+
+    def _make(self, request: Message) -> str:
+        made = Ready(self.inputs, self.cases, request["variant"], request["config"])
+        self.ready[request["key"]] = made
+        return made.trouble
 
     def time(self, request: Message) -> Message:
         """One sample of a case."""
@@ -97,13 +103,21 @@ class Bench:
             return {"status": status, "message": f"after a timed round: {message}"}
         return {"status": "ok", "seconds": seconds}
 
+    def _tried(self, act: Callable[[], str | None]) -> tuple[str, str]:
+        """The status of a trial after `act`, and what it says."""
+        try:
+            return "ok", act() or ""
+        except Exception as error:  # is the row of this configuration
+            return self._failed(error)
+
     def _failed(self, error: Exception) -> tuple[str, str]:
-        """`status_of`; what others are given is made anew, for this one may have changed it."""
-        if not isinstance(error, Refusal):
+        """`status_of`; where a call may have changed what others are given, that is made anew."""
+        status, message = status_of(error)
+        if status in ("wrong", "crashed"):
             self.inputs = Inputs(self.setting)
-        if not isinstance(error, WrongAnswer | Refusal):
+        if status not in ("wrong", "refused"):
             traceback.print_exc()
-        return status_of(error)
+        return status, message
 
     def drop(self, request: Message) -> Message:
         """Forget a configuration. left: threads that it started and that go on without it."""
