@@ -89,6 +89,11 @@ def test_values_that_a_row_cannot_hold_are_refused(value: Any) -> None:
     assert caught.value.facts == {"variant": "odd", "tunable": "block_n"}
 
 
+def test_what_the_caller_decides_is_not_searched() -> None:
+    with pytest.raises(Refusal, match=r"the caller decides attn_window_own\.threads"):
+        Space([made("own", {"threads": Tunable(1, (1, 2))})])
+
+
 def test_variants_of_the_package_have_a_space() -> None:
     found = registry.variants("attn_window", "cpu")
     space = Space(found)

@@ -71,16 +71,22 @@ class Database:
             else:
                 yield row
 
-    def trials(self, question: Question, sources: Mapping[str, str]) -> dict[str, Trial]:
+    def trials(
+        self,
+        question: Question,
+        sources: Mapping[str, str],
+        counts: Callable[[Trial], bool] = lambda trial: True,
+    ) -> dict[str, Trial]:
         """The latest trial of each configuration of `question`, by its key, latest last.
 
-        sources: variant -> hash; trials of other variants and other sources do not count.
+        sources: variant -> hash; trials of other variants and other sources do not count, nor do
+        those of which `counts` says so.
         """
         found: dict[str, Trial] = {}
         for row in self.rows():
             if not isinstance(row, Trial) or row.question != question:
                 continue
-            if row.source == sources.get(row.configuration.variant):
+            if row.source == sources.get(row.configuration.variant) and counts(row):
                 found.pop(row.configuration.key, None)
                 found[row.configuration.key] = row
         return found

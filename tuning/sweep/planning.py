@@ -22,7 +22,7 @@ from tuning.sweep.cases import cases_of, questions
 from tuning.sweep.configuration import Question
 from tuning.sweep.database import Database
 from tuning.sweep.problem import Case
-from tuning.sweep.rows import Session, Trial
+from tuning.sweep.rows import TIMEOUT, Session, Trial
 
 Asked = dict[Question, list[Case]]
 RECORDED = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
@@ -158,14 +158,23 @@ def clocks(device: Device) -> dict[str, Any]:
 
 
 def known(database: Database, session: Session, question: Question) -> list[Trial]:
-    """Trials of earlier runs that answer the same: equal sources, versions, threads and cases."""
+    """Trials of earlier runs that answer the same: equal sources, versions, threads and cases.
+
+    A trial that took too long is not known where it may take longer now.
+    """
     sources = {
         name.removeprefix(f"{question.op}_"): source for name, source in session.sources.items()
     }
     sessions = [row for row in database.rows() if isinstance(row, Session)]
     wanted = asked_alike(session, question)
-    alike = {row.id for row in sessions if asked_alike(row, question) == wanted}
-    return [t for t in database.trials(question, sources).values() if t.session in alike]
+    alike = {row.id: row for row in sessions if asked_alike(row, question) == wanted}
+
+    def answers(trial: Trial) -> bool:
+        if (old := alike.get(trial.session)) is None:
+            return False
+        return trial.status != TIMEOUT or old.options["timeout"] >= session.options["timeout"]
+
+    return list(database.trials(question, sources, answers).values())
 
 
 def asked_alike(session: Session, question: Question) -> tuple[Any, ...]:

@@ -18,8 +18,8 @@ from tuning.sweep.decision import Contender, Decision
 from tuning.sweep.fields import BadField, reader, to_json
 
 SCHEMA = 1
-OK, PRUNED = "ok", "pruned"
-FAILED = ("wrong", "compile-failed", "spills", "crashed", "timeout", "impossible", "refused")
+OK, PRUNED, TIMEOUT = "ok", "pruned", "timeout"
+FAILED = ("wrong", "compile-failed", "spills", "crashed", TIMEOUT, "impossible", "refused")
 STATUSES = (OK, PRUNED, *FAILED)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minfer.errors import Refusal
 from minfer.ops import Tunable, Variant
+from minfer.ops.overrides import SHARED
 from tuning.sweep.configuration import Configuration
 
 if TYPE_CHECKING:
@@ -155,6 +156,9 @@ def _choices(variant: Variant) -> dict[str, tuple[Any, ...]]:
         if not tunable.searched:
             continue
         what = f"{variant.op}_{variant.name}.{name}"
+        if name in SHARED:
+            why = f"the caller decides {what}: a sweep cannot; declare it with searched=False"
+            raise Refusal("6.4", why, {"variant": variant.name, "tunable": name})
         if not tunable.values:
             why = f"the tunable {what} has no values, so its space is empty; give it some"
             raise Refusal("6.4", why, {"variant": variant.name, "tunable": name})
