@@ -173,7 +173,7 @@ def test_the_last_decision_of_a_question_counts(sweep: Sweep) -> None:
     [
         ({"default_ties": True}, "the default is as fast as any: 1.080 (1.051 to 1.110)"),
         ({"speedups": {"long": SLOW}}, "the default is faster in long: 0.950 (0.900 to 0.990)"),
-        ({"source": "0123456789abcdef"}, "the text of its kernels was another; sweep again"),
+        ({"source": "0123456789abcdef"}, "the code of its kernels was another; sweep again"),
         ({"question": replace(QUESTION, device_kind="triton-interpreter")}, "times mean nothing"),
         ({"question": replace(QUESTION, device_kind="../x")}, "'../x' is no kind of device"),
         ({"question": replace(QUESTION, device="gpu")}, "device 'gpu' is none of cpu"),

@@ -160,7 +160,7 @@ def test_rows_that_disagree_are_not_taken(
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"source": "0123456789abcdef"}, "the text of its kernels was another"),
+        ({"source": "0123456789abcdef"}, "the code of its kernels was another"),
         ({"made_with": {**tuned.made_with(CPU), "numba": "0.1"}},
          f"numba 0.1 then, {tuned.made_with(CPU)['numba']} now"),
         ({"made_with": {**tuned.made_with(CPU), "new": "1"}}, "new 1 then, absent now"),
@@ -315,7 +315,7 @@ def test_the_fingerprint_follows_numeric_values_and_not_free_ones(
     assert write(numeric={"block_n": 16}, free={1: {"stages": 3}}) == first
     folder.write(row(free={1: {"block_m": 8}}))
     assert facts() == plain
-    registry.add(user_module(tmp_path, MINE + "# another text\n"))
+    registry.add(user_module(tmp_path, MINE + "OTHER = 1\n"))
     assert write(numeric={"block_n": 16}) != first
 
 

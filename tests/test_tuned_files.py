@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import json
 import os
@@ -22,6 +23,7 @@ from minfer.errors import Refusal
 from minfer.ops import DECODE, KINDS, PREFILL, Tunable
 from minfer.ops.overrides import configure
 from minfer.tuned import machine, sources, table
+from minfer.tuned.code import code_of
 
 ROOT = Path(__file__).parent.parent
 KIND = tuned.device_kind(CPU)
@@ -265,7 +267,7 @@ def test_made_with_is_what_bits_depend_on() -> None:
     assert all(made[name] == told[name] for name in package.NUMERIC)
 
 
-def test_a_source_is_the_text_of_the_kernels_it_imports(
+def test_a_source_is_the_code_of_the_kernels_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variants = {name: registry.variants(name)[0] for name in ("attn_window", "silu_mul")}
@@ -285,10 +287,12 @@ def test_a_source_is_the_text_of_the_kernels_it_imports(
     changed = {"_softmax.py": {"attn_window", "mine"}, "_workers.py": {*before}, "q8_0.py": set()}
     for name, who in changed.items():
         text = (copy / "kernels_numba" / name).read_text()
-        (copy / "kernels_numba" / name).write_text(text + "# more\n")
+        (copy / "kernels_numba" / name).write_text(text + "\n\n# more\n")
+        assert hashes() == before
+        (copy / "kernels_numba" / name).write_text(text + "MORE = 1\n")
         assert {op for op, one in hashes().items() if one != before[op]} == who
         (copy / "kernels_numba" / name).write_text(text)
-    Path(mine.source[0]).write_text(MINE + "# more\n")
+    Path(mine.source[0]).write_text(MINE + "MORE = 1\n")
     assert {op for op, one in hashes().items() if one != before[op]} == {"mine"}
 
 
@@ -302,7 +306,7 @@ def test_a_source_follows_relative_imports(tmp_path: Path, monkeypatch: pytest.M
         Path(idea.source[0]).write_text(text + MINE)
         fresh = sources.source_of.__wrapped__
         before, old = fresh(idea), (kernels / name).read_text()
-        (kernels / name).write_text(old + "# more\n")
+        (kernels / name).write_text(old + "MORE = 1\n")
         after = fresh(idea)
         (kernels / name).write_text(old)
         return bool(before != after)
@@ -324,7 +328,7 @@ def test_a_source_that_is_gone_makes_a_row_stale(
     folder.write(row("mine", module="my_tuned", source="0"))
     tuned.source_of.cache_clear()
     Path(module.attn_window_mine.__minfer_variant__.source[0]).unlink()
-    assert "the text of its kernels cannot be read" in choose().receipt.tuned[0]
+    assert "the code of its kernels cannot be read" in choose().receipt.tuned[0]
 
 
 def test_the_wheel_takes_the_files_along() -> None:
@@ -340,3 +344,33 @@ def test_the_files_of_minfer_are_whole() -> None:
     for path in table.FOLDER.glob("*.json"):
         rows = table.loaded(path, path.stem)
         assert rows and path.read_text() == table.dumped(path.stem, rows)
+
+
+PLAIN = """import os
+SPACE = {"é": Tunable, "keys": Tunable}
+class A:
+    def f(self):
+        return "# no comment", f"{os}#"
+"""
+
+
+def test_code_is_what_runs() -> None:
+    text = '''"""What it
+is."""  # of old
+
+import os
+SPACE = {"é": Tunable(1, (1, 2)), "keys": Tunable(
+    4, (8,), numeric=True  # some (
+)}
+class A:  # é
+    """Of (others)."""
+
+    def f(self):
+        """# What."""
+        return "# no comment", f"{os}#"
+'''
+    assert code_of(text, ast.parse(text)) == "\n".join(
+        line for line in PLAIN.splitlines() if line.strip()
+    )
+    other = text.replace("return", "yield")
+    assert code_of(other, ast.parse(other)) != code_of(text, ast.parse(text))

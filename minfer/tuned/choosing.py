@@ -113,9 +113,9 @@ def _changes(row: Row, asked: Asked) -> str:
     """What is another than when the row was made, "" for nothing."""
     try:
         if source_of(asked.variants[row.op][row.variant]) != row.source:
-            return "the text of its kernels was another"
+            return "the code of its kernels was another"
     except (OSError, ValueError, SyntaxError):
-        return "the text of its kernels cannot be read"
+        return "the code of its kernels cannot be read"
     then, now = row.made_with, made_with(asked.device)
     return ", ".join(
         f"{name} {then.get(name, 'absent')} then, {now.get(name, 'absent')} now"

@@ -1,4 +1,4 @@
-"""The text that a variant is made of."""
+"""The code that a variant is made of."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from functools import cache
 from pathlib import Path
 
 from minfer.ops import Variant
+from minfer.tuned.code import code_of
 
 ROOT = Path(__file__).parent.parent  # of the package minfer
 
 
 @cache
 def source_of(variant: Variant) -> str:
-    """xxh3 of the file a variant is in and of the kernel modules it is made of, 16 hex digits.
+    """xxh3 of the code of the file a variant is in and of the kernel modules it is made of.
 
-    Those are the modules of minfer's kernel packages that the file imports, and they in turn;
-    other files of a user are not followed. As the text is when first asked for. Raises OSError,
-    ValueError or SyntaxError where there is none to read.
+    16 hex digits. Code is what runs (`code_of`). The modules are those of minfer's kernel packages
+    that the file imports, and they in turn; other files of a user are not followed. As it is when
+    first asked for. Raises OSError, ValueError or SyntaxError where there is none to read.
     """
     import xxhash
 
@@ -29,8 +30,10 @@ def source_of(variant: Variant) -> str:
         name, path = waiting.pop()
         if name in texts:
             continue
-        texts[name] = path.read_text(encoding="utf-8")
-        named = _kernel_modules(texts[name], _package(path))
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        texts[name] = code_of(text, tree)
+        named = _kernel_modules(tree, _package(path))
         waiting += [(name, _file(name)) for name in named]
     hashed = xxhash.xxh3_64()
     for name, text in sorted(texts.items()):
@@ -45,12 +48,12 @@ def _package(path: Path) -> str:
     return ".".join(["minfer", *folder.relative_to(ROOT).parts]) if ROOT in path.parents else ""
 
 
-def _kernel_modules(text: str, package: str) -> Iterator[str]:
-    """Modules of kernel packages that a file imports, anywhere in its text.
+def _kernel_modules(tree: ast.Module, package: str) -> Iterator[str]:
+    """Modules of kernel packages that a file imports, anywhere in it.
 
     package: what its relative imports start from.
     """
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if _is_kernel_module(alias.name))
         elif isinstance(node, ast.ImportFrom) and (package or not node.level):

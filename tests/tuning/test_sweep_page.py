@@ -93,9 +93,11 @@ def test_an_idea_in_the_tree_is_promoted_chosen_and_stale_after_an_edit(tmp_path
     assert run(tree, *explain).startswith("add_direct on cpu, any format: the promoted row for ")
     more = run(tree, *explain[:-1], "4096")
     assert more.startswith("add_rows on cpu, any format: the default for this shape")
-    home.write_text(MODULE + "\n# an edit\n")
+    home.write_text(MODULE + "\n# said better\n")
+    assert run(tree, *explain).startswith("add_direct on cpu, any format: the promoted row for ")
+    home.write_text(MODULE.replace("np.add(x, y)", "x + y"))
     stale = run(tree, *explain)
     assert stale.startswith("add_rows on cpu, any format: the default for this shape")
-    assert "is stale: the text of its kernels was another" in stale
+    assert "is stale: the code of its kernels was another" in stale
     off = run(tree, *explain, MINFER_NO_TUNED="1")
     assert "stale" not in off

@@ -141,7 +141,7 @@ def _variant(decided: Decided, asked: tuned.Asked) -> Variant:
     if name not in asked.variants[op]:
         raise NotPromoted(f"there is no variant {op}_{name} here; --add FILE makes a user's known")
     if source_now(asked.variants[op][name]) != decided.source:
-        raise NotPromoted("the text of its kernels was another; sweep again")
+        raise NotPromoted("the code of its kernels was another; sweep again")
     return asked.variants[op][name]
 
 

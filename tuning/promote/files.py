@@ -99,7 +99,7 @@ def _replaces(new: Row, device: str, old: Row) -> bool:
 
 
 def _is_current(row: Row, device: str) -> bool:
-    """Whether the text of its variant is what it was; a module that is not here may be so."""
+    """Whether the code of its variant is what it was; a module that is not here may be so."""
     asked = asked_of(row, device)
     variant = asked.variants[row.op].get(row.variant)
     if variant is None or tuned.module_of(variant, asked.device) != row.module:
