@@ -55,13 +55,12 @@ def test_faults_are_rows_and_nothing_faulty_is_decided_on(tmp_path: Path) -> Non
         "late": ("wrong", "after a timed round"),
         "memo": ("impossible", "is the least it can take"),
         "killed": ("crashed", "exit code -9"),
-        "hung": ("timeout", "gave no answer to prepare in 5 s"),
         "raising": ("crashed", "AttributeError"),
         "uncompiled": ("compile-failed", "TypingError"),
     }
     named = [part for name in faults for part in ("--variant", name)]
     rows = tmp_path / "sweeps.jsonl"
-    done = sweep(rows, "--add", str(PLANTED), *named, "--timeout", "5", "--json")
+    done = sweep(rows, "--add", str(PLANTED), *named, "--json")
     assert done.returncode == 0, done.stderr
     found = {t.configuration.variant: (t.status, t.message) for t in trials(rows)}
     assert found.pop("split") == ("ok", "")
@@ -71,6 +70,11 @@ def test_faults_are_rows_and_nothing_faulty_is_decided_on(tmp_path: Path) -> Non
     (decided,) = json.loads(done.stdout)
     assert decided["decision"]["ties"] == ["split"]
     assert decided["decision"]["default_ties"] is True
+    hung = ("--variant", "hung", "--timeout", "4", "--resume", "--finals", "0")
+    assert sweep(rows, "--add", str(PLANTED), *hung).returncode == 0
+    last = trials(rows)[-1]
+    assert (last.configuration.variant, last.status) == ("hung", "timeout")
+    assert last.message == "gave no answer to prepare in 4 s"
 
 
 def test_free_values_keep_bits_and_their_defaults_run(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if not listed and args.case is None:
         what = f"no shapes of {args.op} are held out; name one by --case"
         raise Refusal("10", what, {"op": args.op})
-    asked = planning.asked(args, device, listed if args.case is None else None)
+    asked = planning.asked(args, device, listed)
     rows = []
     for question, cases in asked.items():
         row = _compared(args, question, cases)

@@ -7,6 +7,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
+from minfer.commands.columns import printable
 from tuning.sweep.budget import Budget
 from tuning.sweep.rows import OK, PRUNED, Trial
 
@@ -63,6 +64,7 @@ class Progress:
         """A line that stays."""
         if self.quiet:
             return
+        text = printable(text)  # parts of it are a user's
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
