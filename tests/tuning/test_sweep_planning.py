@@ -12,8 +12,8 @@ from minfer.ops import Tunable, Variant
 from tuning.sweep.configuration import Configuration
 from tuning.sweep.database import Database
 from tuning.sweep.finals import finalists
-from tuning.sweep.planning import known
 from tuning.sweep.rows import Session, Trial
+from tuning.sweep.sessions import known
 
 ASKED = {QUESTION.key: ["decode-16", "decode-1"]}
 

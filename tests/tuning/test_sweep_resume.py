@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sweep_rows import OTHER, QUESTION, SESSION, SPLIT, trial
 
-from tuning.sweep import planning
+from tuning.sweep import sessions
 from tuning.sweep.database import Database
 from tuning.sweep.rows import Session, Trial
 
@@ -34,7 +34,7 @@ def database(tmp_path: Path) -> Database:
 def known(database: Database, now: Session, *rows: Session | Trial) -> list[Trial]:
     for row in rows:
         database.append(row)
-    return planning.known(database, now, QUESTION)
+    return sessions.known(database, now, QUESTION)
 
 
 @pytest.mark.parametrize(

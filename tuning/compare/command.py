@@ -11,7 +11,6 @@ from functools import partial
 from minfer import registry, settings, tuned
 from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat
 from minfer.registry import Choice
 from tuning.bench.protocol import ChildFailed
 from tuning.sweep import own_files, planning
@@ -103,9 +102,12 @@ def _compared(
 
 
 def _choice(question: Question, case: Case, promoted: bool) -> Configuration:
-    fmt = KvFormat(question.fmt or "f32")
     found: Choice = registry.select(
-        question.op, device=question.device, fmt=fmt, shape=case.shape, promoted=promoted
+        question.op,
+        device=question.device,
+        fmt=question.stored,
+        shape=case.shape,
+        promoted=promoted,
     )
     return Configuration.of(found.variant, found.config)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.sweep.configuration import Configuration, Question
-from tuning.sweep.planning import asked_alike
 from tuning.sweep.rows import OK, Decided, Finals, Row, Session, Trial
+from tuning.sweep.sessions import asked_alike
 
 DEFAULTS_SCORE = 1.0  # exactly: the default's time over itself
 

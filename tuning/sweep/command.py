@@ -11,7 +11,7 @@ from minfer.device import Device, DeviceKind
 from minfer.errors import Refusal
 from tuning.bench.environment import last_level_cache
 from tuning.bench.protocol import Message
-from tuning.sweep import own_files, planning
+from tuning.sweep import own_files, planning, sessions
 from tuning.sweep.budget import Budget
 from tuning.sweep.configuration import Configuration, Question
 from tuning.sweep.crew import crew_of
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         print(listed({q: asked[q] for q in plans}, plans, args.json))
         return
     used = {f"{args.op}_{v.name}": v for plan in plans.values() for v in plan.used}
-    session = planning.session_of(args, device, asked, used)
+    session = sessions.session_of(args, device, asked, used)
     if args.database == DATABASE:
         args.database.parent.mkdir(exist_ok=True)
     database.append(session)
@@ -127,7 +127,7 @@ def _explored(
         rates={},
         default={},
     )
-    known = planning.known(database, session, question) if args.resume else []
+    known = sessions.known(database, session, question) if args.resume else []
     with (
         Progress(question.key, quiet=args.json) as bar,
         crew_of(setting(args, question, cases), args.jobs, args.timeout) as crew,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minfer.format import KvFormat
 from minfer.ops import Variant
 
 
@@ -23,6 +24,11 @@ class Question:
     fmt: str
     kind: str
     head_dim: int
+
+    @property
+    def stored(self) -> KvFormat:
+        """The format as a value; f32 where the op has none."""
+        return KvFormat(self.fmt or "f32")
 
     @property
     def key(self) -> str:

@@ -24,15 +24,13 @@ class Worker:
     def __init__(self, how: Message, timeout: float) -> None:
         self.how, self.timeout = how, timeout
         self.child: Child | None = None
-        self.facts: Message = {}
 
-    def start(self) -> Message:
-        """Have a process that is ready; returns what it runs on."""
+    def start(self) -> None:
+        """Have a process that is ready."""
         if self.child is None:
             argv = [sys.executable, "-m", "tuning.sweep.worker", json.dumps(self.how)]
             self.child = Child(argv, environment(self.how))
-            self.facts = self._asked({"do": "hello"}, START_SECONDS)
-        return self.facts
+            self._asked({"do": "hello"}, START_SECONDS)
 
     def ask(self, timeout: float | None = None, **request: Any) -> Message:
         """The reply; raises ChildFailed, after which the next request has a new process."""

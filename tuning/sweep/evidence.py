@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuning.sweep.paired import Array, compare, differences, inflation, tick
-from tuning.sweep.ties import Finals, Layout, Verdicts
+from tuning.sweep.ties import Comparisons, Layout, Verdicts
 
 RESAMPLES = 500
 QUIETEST = 1 / 64  # of the noisiest case: quieter ones count for the same
@@ -58,7 +58,7 @@ class Evidence:
 
     def judge(self, layout: Layout, bound: float) -> Verdicts:
         """What the rule says of all contenders but the control."""
-        finals = Finals(self.centres[..., :-1, :-1], self.variances[..., :-1, :-1], layout)
+        finals = Comparisons(self.centres[..., :-1, :-1], self.variances[..., :-1, :-1], layout)
         return finals.judge(bound, self.noise)
 
     def rerun(self, seed: int) -> Evidence:

@@ -41,11 +41,6 @@ class Problem:
     read: tuple[int, ...] = ()
     tiles: Callable[[int], Any] | None = None
 
-    def version(self, version: int, block_m: int) -> tuple[Any, ...]:
-        """The tensors of a version, tiles cut for tiles of `block_m` queries."""
-        chosen = [self.other.get(i, t) if version else t for i, t in enumerate(self.tensors)]
-        return tuple(self.tiles(block_m) if self.tiles and t is TILES else t for t in chosen)
-
 
 TILES = object()  # where the tiles of a problem go
 

@@ -63,7 +63,7 @@ class Verdicts:
     largest: Array
 
 
-class Finals:
+class Comparisons:
     """Comparisons of candidates. centres, variances: (finals, cases, candidates, candidates)."""
 
     def __init__(self, centres: Array, variances: Array, layout: Layout) -> None:
@@ -149,7 +149,7 @@ def critical(
         drawn = zip(scales, shapes, strict=True)
         pairs = [compare(scale * rng.standard_normal(shape)) for scale, shape in drawn]
         centres, variances = (np.stack(part, axis=1) for part in zip(*pairs, strict=True))
-        verdicts = Finals(centres, variances, layout).judge(np.inf, np.zeros(CHUNK))
+        verdicts = Comparisons(centres, variances, layout).judge(np.inf, np.zeros(CHUNK))
         largest.append(verdicts.largest)
     return float(np.quantile(np.concatenate(largest), 1 - rate))
 

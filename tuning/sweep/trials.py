@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from minfer.format import KvFormat
 from tuning.bench.protocol import ChildFailed, ChildHung, Message
 from tuning.bench.statistics import floor, impossible
 from tuning.sweep.configuration import Configuration, Question
@@ -53,13 +52,9 @@ class Course:
     rates: dict[str, float]
     default: dict[str, float]
 
-    @property
-    def fmt(self) -> KvFormat:
-        return KvFormat(self.question.fmt) if self.question.fmt else KvFormat.F32
-
     def floor_of(self, case: Case) -> float | None:
         """Seconds below which no call of the case can be; None where no rate is known."""
-        work = case.work(self.fmt)
+        work = case.work(self.question.stored)
         return floor(work, self.rates) if self.rates else None
 
     def refuse_impossible(self, who: str, case: Case, seconds: float) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minfer import tuned
 from minfer.device import Device, DeviceKind
 from minfer.errors import Refusal
 from minfer.format import KvFormat
@@ -47,7 +46,7 @@ def status_of(error: Exception) -> tuple[str, str]:
     return "crashed", named
 
 
-class Bench:
+class Workbench:
     """What a worker holds: inputs on the device, and configurations that are ready."""
 
     def __init__(self, how: Message) -> None:
@@ -59,11 +58,6 @@ class Bench:
         self.inputs = Inputs(self.setting)
         self.ready: dict[str, Ready] = {}
         self.threads = threading.active_count()
-
-    def hello(self, _request: Message) -> Message:
-        """What this runs on."""
-        kind = tuned.device_kind(self.device)
-        return {"device_kind": kind, "environment": self.device.package().environment()}
 
     def machine(self, _request: Message) -> Message:
         """Rates of the machine, measured now."""
@@ -138,7 +132,7 @@ class Bench:
 
     def handlers(self) -> dict[str, Handler]:
         return {
-            "hello": self.hello,
+            "hello": lambda _request: {},
             "machine": self.machine,
             "prepare": self.prepare,
             "time": self.time,
@@ -158,7 +152,7 @@ def main(argv: list[str]) -> None:
     how: dict[str, Any] = json.loads(argv[1])
     if how["device"] == "cpu":
         pin(how["threads"])
-    serve(Bench(how).handlers())
+    serve(Workbench(how).handlers())
     os._exit(0)  # threads that a variant started do not hold it
 
 
