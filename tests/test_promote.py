@@ -264,7 +264,7 @@ def test_only_what_is_asked_for(sweep: Sweep) -> None:
     assert made["files"][str(sweep.file)].startswith("--- /dev/null\n")
     for options in (("--op", "attn_map"), ("--device", "metal")):
         done = sweep.run(*options)
-        assert (done.code, done.out, done.err) == (0, "", "no decision is asked for\n")
+        assert (done.code, done.out, done.err) == (0, "", "there is no such decision\n")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def answer(found: Found, asked: Asked) -> Answer:
 
 def _sweep(row: Row, asked: Asked) -> str:
     of_format = f" --fmt {row.fmt}" if row.fmt else ""
-    return f"python -m tuning sweep --op {row.op} --device {asked.device}{of_format}"
+    added = f" --add {row.module}.py" if row.module else ""
+    return f"python -m tuning sweep --op {row.op} --device {asked.device}{of_format}{added}"
 
 
 def _is_known(row: Row, asked: Asked) -> bool:

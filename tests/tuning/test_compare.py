@@ -29,7 +29,7 @@ def add_pausing(x, y, *, config):
 def add_less(x, y, *, config):
     return np.subtract(x, y)
 """
-CASE = ("--op", "add", "--case", "r3-w96", "--seconds", "0.3", "--threads", "1")
+CASE = ("--op", "add", "--case", "r3-w96", "--seconds", "0.3", "--threads", "1", "--sittings", "1")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tuning.sweep.rows import Decided, Finals, Session, Trial
 ROOT = Path(__file__).parent.parent.parent
 PLANTED = Path(__file__).parent / "planted_variants.py"
 SMALL = "decode-1x300-h4/2-d64"
-QUICK = ("--threads", "1", "--seconds", "0.5")
+QUICK = ("--threads", "1", "--seconds", "0.5", "--sittings", "1")
 
 
 def command(database: Path, *args: str) -> list[str]:

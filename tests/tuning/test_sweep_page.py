@@ -21,7 +21,7 @@ COMMANDS = [
     for line in PART.splitlines()
     if line.startswith("$ python")
 ]
-SHORT = ("--finals", "2", "--seconds", "1", "--threads", "1")
+SHORT = ("--finals", "2", "--seconds", "1", "--threads", "1", "--sittings", "2")
 
 
 def run(folder: Path, *args: str, **more: str) -> str:

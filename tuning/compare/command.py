@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 
 from minfer import registry, settings, tuned
 from minfer.device import Device
@@ -17,16 +16,14 @@ from tuning.sweep import own_files, planning
 from tuning.sweep.cases import held_out
 from tuning.sweep.command import FINAL_WIDTH, SAMPLE_SECONDS, setting
 from tuning.sweep.configuration import Configuration, Question
-from tuning.sweep.crew import Worker, crew_of
+from tuning.sweep.crew import crew_of
 from tuning.sweep.decide import Beside, beside_default
 from tuning.sweep.decision import Contender, Interval
 from tuning.sweep.options import add_shared_arguments, checked
 from tuning.sweep.problem import Case
-from tuning.sweep.rows import OK
-from tuning.sweep.timing import Lost, race
-from tuning.sweep.trials import Ended, prepare, sample
+from tuning.sweep.sittings import Rounds, sit
+from tuning.sweep.trials import Ended, Precision
 
-LEAST, MOST = 10, 60  # rounds of a case
 EXAMPLES = """Without --case: shapes that no sweep times. Exit code 1: a row loses in a case.
 
 examples:
@@ -75,7 +72,12 @@ def run(args: argparse.Namespace) -> int:
         kind = tuned.device_kind(device)
         off = " (MINFER_NO_TUNED=1 leaves rows out)" if settings.flag("MINFER_NO_TUNED") else ""
         print(f"no promoted row changes what these cases get on {kind}{off}")
-    return int(any(ratio.high < 1 for row in rows for ratio in row.beside.speedups.values()))
+    return int(any(_loses(row, ratio) for row in rows for ratio in row.beside.speedups.values()))
+
+
+def _loses(row: Compared, ratio: Interval) -> bool:
+    """Whether the default is faster, by more than it differs from itself."""
+    return ratio.high < 1 and ratio.mid < 1 / (1 + row.beside.noise)
 
 
 def _compared(
@@ -83,17 +85,16 @@ def _compared(
 ) -> Compared | None:
     """Rounds of every case, in a process of its own; None where all get the default."""
     chosen: dict[str, str] = {}
-    rounds: dict[str, dict[str, tuple[float, ...]]] = {TUNED: {}, DEFAULT: {}, CONTROL: {}}
+    rounds: Rounds = {TUNED: {}, DEFAULT: {}, CONTROL: {}}
     default = ""
     for case in cases:
         runs = {role: _choice(question, case, role == TUNED) for role in rounds}
         if runs[TUNED] == runs[DEFAULT]:
             continue
         chosen[case.name], default = runs[TUNED].key, runs[DEFAULT].key
-        with crew_of(setting(args, question, [case]), 1, args.timeout) as crew:
-            found = _rounds(args, case, crew.workers[0], runs)
+        found = _rounds(args, question, case, runs)
         for role, seconds in found.items():
-            rounds[role][case.name] = tuple(seconds)
+            rounds[role] |= seconds
     if not chosen:
         return None
     contenders = {role: Contender(role, role, (), times) for role, times in rounds.items()}
@@ -113,33 +114,22 @@ def _choice(question: Question, case: Case, promoted: bool) -> Configuration:
 
 
 def _rounds(
-    args: argparse.Namespace, case: Case, worker: Worker, runs: Mapping[str, Configuration]
-) -> dict[str, list[float]]:
+    args: argparse.Namespace, question: Question, case: Case, runs: Mapping[str, Configuration]
+) -> Rounds:
     """Paired rounds of the choice, the default, and the default once more."""
-    for key, configuration in runs.items():
-        reply = prepare(worker, configuration, key, may_spill=True)
-        if reply["status"] != OK:
-            raise ChildFailed(
-                f"{configuration.key} of {case.name} is {reply['status']}: {reply['message']}"
-            )
-    try:
-        return race(
-            {key: partial(sample, worker, key, case.name) for key in runs},
-            target=SAMPLE_SECONDS[Device.parse(args.device).kind],
-            width=FINAL_WIDTH, least=LEAST, most=MOST, seconds=args.seconds, on_lost=_lost,
-        )  # fmt: skip
-    except Ended as ended:
-        raise ChildFailed(f"{ended.who} of {case.name} is {ended.status}: {ended}") from None
-
-
-def _lost(key: str, lost: Lost) -> None:
-    raise Ended(key, "impossible", lost.reason)
+    how = Precision(SAMPLE_SECONDS[Device.parse(args.device).kind], FINAL_WIDTH, args.seconds)
+    with crew_of(setting(args, question, [case]), 1, args.timeout) as crew:
+        try:
+            return sit(crew, [case], runs, tuple(runs), how, args.sittings).rounds
+        except Ended as ended:
+            what = f"{runs[ended.who].key} of {case.name} is {ended.status}: {ended}"
+            raise ChildFailed(what) from None
 
 
 def _told(row: Compared) -> str:
     lines = [f"{row.question}, beside {row.default}: {_times(row.beside.speedup)}"]
     lines += [
-        f"  {case}: {_times(ratio)}, {row.tuned[case]}"
+        f"  {case}: {_times(ratio)}, {row.tuned[case]}" + "; it loses" * _loses(row, ratio)
         for case, ratio in row.beside.speedups.items()
     ]
     lines.append(f"  the default against itself: {row.beside.noise:.2%}")

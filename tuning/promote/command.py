@@ -106,7 +106,7 @@ def _print_text(
     for question, why in _why_not(fates).items():
         print(f"not promoted: {question}: {why}", file=sys.stderr)
     if not changes:
-        print("nothing to promote" if fates else "no decision is asked for", file=sys.stderr)
+        print("nothing to promote" if fates else "there is no such decision", file=sys.stderr)
     elif args.write:
         print(f"wrote {', '.join(str(change.path) for change in changes)}", file=sys.stderr)
     else:

@@ -66,7 +66,7 @@ STEPS: Lists = {
     "rms_norm": _named(ROWS, WIDTHS),
     "silu_mul": _named(ROWS, GATES),
     "gelu_mul": _named(ROWS, GATES),
-    "add": _named(ROWS, WIDTHS),
+    "add": _named(["r1", "r4", "r512"], WIDTHS),
     "scale": _named(ROWS, WIDTHS),
     "softcap": ("r1-w256000", "r16-w256000", "r512-w4096"),
     "rope": _named(ROWS, ["h9-d64", "h32-d128"]),

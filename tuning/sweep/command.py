@@ -89,8 +89,8 @@ def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -
             target=SAMPLE_SECONDS[Device.parse(args.device).kind],
             width=FINAL_WIDTH,
             seconds=args.seconds,
-            least=10,
         ),
+        sittings=args.sittings,
     )
 
 
@@ -129,9 +129,14 @@ def _explored(
     )
     known = sessions.known(database, session, question) if args.resume else []
     with (
-        Progress(question.key, quiet=args.json) as bar,
+        Progress(question.key, args.json, question.device_kind not in tuned.SIMULATED) as bar,
         crew_of(setting(args, question, cases), args.jobs, args.timeout) as crew,
     ):
         if known:
             bar.say(f"{len(known)} trials of earlier runs are known")
-        return explore(crew, course, plan, known, database, bar)
+            bar.known(known)
+        try:
+            return explore(crew, course, plan, known, database, bar)
+        except KeyboardInterrupt:
+            bar.say("stopped; the same command with --resume goes on")
+            raise

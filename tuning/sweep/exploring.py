@@ -41,6 +41,7 @@ class Plan:
     budget: Budget
     finals: int
     final_precision: Precision
+    sittings: int
 
     @property
     def used(self) -> list[Variant]:
@@ -162,7 +163,7 @@ def _decide(
     best = finalists(trials, variants, n_qs, plan.finals)
     _take_rates(crew, course)
     rows = run_finals(
-        crew.workers[0], course, best, plan.default, variants, plan.final_precision, bar.say
+        crew, course, best, plan.default, variants, plan.final_precision, plan.sittings, bar.say
     )
     if rows is None:
         bar.say("no decision: the default did not go through the finals")

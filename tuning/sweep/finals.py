@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 
 from minfer.ops import Variant
 from tuning.sweep.configuration import Configuration
-from tuning.sweep.crew import Worker
+from tuning.sweep.crew import Crew
 from tuning.sweep.decision import Contender
 from tuning.sweep.rows import OK, Finals, Trial
-from tuning.sweep.timing import Lost, race
-from tuning.sweep.trials import Course, Ended, Precision, prepare, sample
+from tuning.sweep.sittings import Sat, sit
+from tuning.sweep.trials import Course, Ended, Precision
 
 CONTROL = "the default once more"
 NEAR = 1.25  # finalists are at most this much slower than the best trial
@@ -55,62 +54,34 @@ def _seconds(trial: Trial, n_q: int) -> float:
 
 
 def run_finals(
-    worker: Worker,
+    crew: Crew,
     course: Course,
     asked: Sequence[Configuration],
     default: Configuration,
     variants: Mapping[str, Variant],
     how: Precision,
+    sittings: int,
     tell: Tell,
 ) -> Finals | None:
     """Rounds of `asked`, the default and its twin; None where the default or the twin is lost.
 
-    A contender whose worker dies is left out, and the others begin anew.
+    A contender that cannot go on is left out, and the others begin anew.
     """
     runs = {c.key: c for c in (*asked, default)} | {CONTROL: default}
+    allowed = (default.key, CONTROL)
     while True:
         try:
-            return _run(worker, course, runs, default.key, variants, how, tell)
+            sat = sit(
+                crew, course.cases, runs, allowed, how, sittings, course.refuse_impossible, tell
+            )
+            break
         except Ended as lost:
             tell(f"{lost.who} left the finals: {lost}")
-            if lost.who in (default.key, CONTROL):
+            if lost.who in allowed:
                 return None
             del runs[lost.who]
-
-
-def _run(
-    worker: Worker,
-    course: Course,
-    runs: Mapping[str, Configuration],
-    default: str,
-    variants: Mapping[str, Variant],
-    how: Precision,
-    tell: Tell,
-) -> Finals:
-    """Raises `Ended` of the first contender that cannot go on."""
-    resources: dict[str, tuple[float, ...]] = {}
-    for key, configuration in runs.items():
-        reply = prepare(worker, configuration, key, may_spill=configuration.key == default)
-        if reply["status"] != OK:
-            raise Ended(key, reply["status"], reply["message"])
-        resources[key] = tuple(float(reply["resources"].get(name, 0)) for name in RESOURCES)
-    rounds: dict[str, dict[str, tuple[float, ...]]] = {key: {} for key in runs}
-    try:
-        for case in course.cases:
-            tell(f"finals of {len(runs) - 1}: {case.name}")
-            samples = {key: partial(sample, worker, key, case.name) for key in runs}
-            found = race(
-                samples, target=how.target, width=how.width, least=how.least, most=how.most,
-                seconds=how.seconds, on_lost=_refused,
-            )  # fmt: skip
-            for key, seconds in found.items():
-                course.refuse_impossible(key, case, median(seconds))
-                rounds[key][case.name] = tuple(seconds)
-    finally:
-        for key in runs:
-            worker.forget(key)
     contenders = tuple(
-        Contender(key, c.numeric_key(variants[c.variant]), resources[key], rounds[key])
+        Contender(key, c.numeric_key(variants[c.variant]), _resources(sat, key), sat.rounds[key])
         for key, c in runs.items()
     )
     return Finals(
@@ -118,12 +89,12 @@ def _run(
         question=course.question,
         sources={c.variant: course.sources[c.variant] for c in runs.values()},
         contenders=contenders,
-        default=default,
+        default=default.key,
         control=CONTROL,
         configurations=dict(runs),
         cases={case.name: case.shape.n_q for case in course.cases},
     )
 
 
-def _refused(key: str, lost: Lost) -> None:
-    raise Ended(key, "impossible", lost.reason)
+def _resources(sat: Sat, key: str) -> tuple[float, ...]:
+    return tuple(float(sat.resources[key].get(name, 0)) for name in RESOURCES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
 
 from minfer.device import Device, DeviceKind, cores
@@ -12,6 +13,7 @@ from minfer.kv.checks import THREADS_MAX, whole_number
 from minfer.ops import OPS
 from tuning.sweep.budget import Budget
 from tuning.sweep.search import PRUNERS, SAMPLERS, by_name
+from tuning.sweep.sittings import SITTINGS
 
 DATABASE = Path("tuning/results/sweeps.jsonl")
 WEEK = 7 * 86400  # seconds; what no clock overflows at
@@ -20,7 +22,7 @@ EXAMPLES = """examples:
   python -m tuning sweep --op attn_window --device cuda --search tpe --budget 5m --jobs 8
   python -m tuning sweep --op attn_window --device cpu --fmt f32 --add my_attention.py \\
       --variant mine --case decode-1x777-h6/2-d64
-  python -m tuning sweep --op attn_window --device cpu --resume      go on after a break
+  python -m tuning sweep --op attn_window --fmt q8_0 --case 'decode-*' --resume    after a break
 """
 
 
@@ -36,6 +38,8 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add("--add", action="append", default=[], metavar="FILE", help="a .py file with variants")
     add("--seconds", type=float, metavar="S",
         help="of the final rounds of a case, at most; default 20, on cuda 8")  # fmt: skip
+    add("--sittings", type=int, default=SITTINGS, metavar="N",
+        help="processes that the final rounds are spread over; default %(default)s")  # fmt: skip
     add("--timeout", type=float, default=120.0, metavar="S",
         help="after which a worker is given up; default 120")  # fmt: skip
     add("--json", action="store_true", help="print JSON, and no progress")
@@ -46,13 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared_arguments(parser)
     parser.epilog = EXAMPLES
     add = parser.add_argument
-    add("--variant", action="append", metavar="V", help="may be repeated; default all that fit")
+    add("--variant", action="append", metavar="V",
+        help="may be repeated, --list shows them; default all that fit")  # fmt: skip
     add("--search", default="tpe", metavar="S", help=f"{', '.join(SAMPLERS)}; default tpe")
     add("--pruner", default="threshold", metavar="P",
         help=f"{', '.join(PRUNERS)}; default threshold, half as slow again as the default",
     )  # fmt: skip
-    add("--budget", default="200", help="trials or time of each question: 200, 10m, 1h30m, 45s")
-    add("--resume", action="store_true", help="go on: trials that were made are not made again")
+    add("--budget", default="200",
+        help="trials or time of each question, finals not included: 10m, 1h30m, 45s; default 200",
+    )  # fmt: skip
+    add("--resume", action="store_true",
+        help="with the same options: trials that were made are not made again")  # fmt: skip
     add("--jobs", type=int, metavar="N",
         help="workers that compile and check at once; one is timed at a time; default 1, on cuda "
         "half the cores, 8 at most")  # fmt: skip
@@ -65,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def checked_sweep(args: argparse.Namespace) -> argparse.Namespace:
     """`checked`, and what only `sweep` has."""
+    importlib.import_module("optuna")  # its absence shows before anything is tried
     by_name(SAMPLERS, args.search, "search")
     by_name(PRUNERS, args.pruner, "pruner")
     args = checked(args)
@@ -90,6 +99,7 @@ def checked(args: argparse.Namespace) -> argparse.Namespace:
     if args.fmt is not None and not OPS[args.op].formats:
         what = f"{args.op} has no formats; leave --fmt out"
         raise Refusal("3.1", what, {"op": args.op, "fmt": args.fmt})
+    whole_number(args.sittings, "--sittings", "10", low=1, high=64)
     whole_number(args.threads, "--threads", "10", low=1, high=THREADS_MAX)
     if args.seconds is None:
         args.seconds = 8.0 if device.kind is DeviceKind.CUDA else 20.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,10 +14,10 @@ from tuning.sweep.rows import OK, PRUNED, Trial
 
 
 class Progress:
-    """On stderr. quiet: nothing at all."""
+    """On stderr. quiet: nothing at all. timed: whether times mean anything."""
 
-    def __init__(self, title: str, quiet: bool = False) -> None:
-        self.title, self.quiet = title, quiet
+    def __init__(self, title: str, quiet: bool = False, timed: bool = True) -> None:
+        self.title, self.quiet, self.timed = title, quiet, timed
         self.best: Trial | None = None
         self.counts: Counter[str] = Counter()
         self._bar: Any = None
@@ -54,11 +55,23 @@ class Progress:
         """A trial is done."""
         self.counts[trial.status] += 1
         if trial.status == OK and trial.score is not None:
-            if self.best is None or trial.score < (self.best.score or 0):
-                self.best = trial
+            if self._is_best(trial) and self.timed:
                 self.say(f"{trial.score:.3f} of the default's time: {trial.configuration.key}")
         elif trial.status not in (OK, PRUNED):
             self.say(f"{trial.status}: {trial.configuration.key}: {trial.message}")
+
+    def _is_best(self, trial: Trial) -> bool:
+        """Whether it is the best so far, which it is from now on."""
+        assert trial.score is not None
+        best = self.best is None or trial.score < (self.best.score or 0)
+        self.best = trial if best else self.best
+        return best
+
+    def known(self, trials: Sequence[Trial]) -> None:
+        """Trials of earlier runs: what is worse than their best is no news."""
+        for trial in trials:
+            if trial.status == OK and trial.score is not None:
+                self._is_best(trial)
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -73,6 +86,6 @@ class Progress:
     def _best_text(self) -> str:
         failed = sum(n for status, n in self.counts.items() if status not in (OK, PRUNED))
         text = f", {failed} failed" if failed else ""
-        if self.best is not None and self.best.score is not None:
+        if self.timed and self.best is not None and self.best.score is not None:
             text += f", best {self.best.score:.3f}: {self.best.configuration.key}"
         return text

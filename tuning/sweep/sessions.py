@@ -21,7 +21,17 @@ from tuning.sweep.database import Database
 from tuning.sweep.planning import Asked
 from tuning.sweep.rows import TIMEOUT, Session, Trial
 
-RECORDED = ("threads", "search", "pruner", "seed", "budget", "finals", "seconds", "timeout")
+RECORDED = (
+    "threads",
+    "search",
+    "pruner",
+    "seed",
+    "budget",
+    "finals",
+    "sittings",
+    "seconds",
+    "timeout",
+)
 
 
 def session_of(
