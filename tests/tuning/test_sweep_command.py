@@ -93,7 +93,7 @@ def test_free_values_keep_bits_and_their_defaults_run(tmp_path: Path) -> None:
 
 
 def test_a_killed_sweep_goes_on_without_repeating_a_trial(tmp_path: Path) -> None:
-    rows, most = tmp_path / "sweeps.jsonl", 14
+    rows, most = tmp_path / "sweeps.jsonl", 9
     how = ("--variant", "split", "--finals", "2", "--budget", str(most), "--seed", "3")
     running = subprocess.Popen(
         command(rows, *how), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

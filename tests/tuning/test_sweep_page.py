@@ -21,7 +21,9 @@ COMMANDS = [
     for line in PART.splitlines()
     if line.startswith("$ python")
 ]
-SHORT = ("--finals", "2", "--seconds", "1", "--threads", "1", "--sittings", "2")
+SHORT = (
+    *("--budget", "3", "--finals", "2", "--sittings", "2", "--seconds", "1", "--threads", "1"),
+)
 
 
 def run(folder: Path, *args: str, **more: str) -> str:

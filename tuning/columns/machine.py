@@ -93,10 +93,10 @@ def _pages(n_bytes: int) -> Bytes:
     return np.ones((n_bytes // (LINE * PAGE_LINES) + 2, LINE * PAGE_LINES), np.uint8)
 
 
-def rates(threads: int, read_bytes: int) -> dict[str, float]:
+def rates(threads: int, read_bytes: int, trials: int = TRIALS) -> dict[str, float]:
     """Bytes read, f32 and int8 multiply-adds a second, on `threads` threads.
 
-    read_bytes: size of the memory that is read, many times the last-level cache.
+    read_bytes: size of the memory that is read, many times the last-level cache. trials: of each.
     """
     data = _pages(read_bytes)
     out = np.ones((threads, CHAINS, LANES), np.float32)
@@ -104,17 +104,17 @@ def rates(threads: int, read_bytes: int) -> dict[str, float]:
     products = threads * STEPS * CHAINS * LANES
     args = (out, STEPS)
     return {
-        "read": whole.nbytes / best(lambda: run(threads, _read_kernel, None, (whole, out))),
-        "fma": products / best(lambda: run(threads, _fma_kernel, None, args)),
-        "int8": 4 * products / best(lambda: run(threads, _dot_kernel, None, args)),
+        "read": whole.nbytes / best(lambda: run(threads, _read_kernel, None, (whole, out)), trials),
+        "fma": products / best(lambda: run(threads, _fma_kernel, None, args), trials),
+        "int8": 4 * products / best(lambda: run(threads, _dot_kernel, None, args), trials),
     }
 
 
-def best(call: Callable[[], object]) -> float:
+def best(call: Callable[[], object], trials: int) -> float:
     """Seconds of the fastest of a few calls: a limit, not a typical time."""
     call()
     seconds = []
-    for _ in range(TRIALS):
+    for _ in range(trials):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)

@@ -19,7 +19,7 @@ def rates(setting: Setting) -> dict[str, float]:
     if setting.device.kind is DeviceKind.CPU:
         from tuning.columns import machine
 
-        return machine.rates(setting.threads, size)
+        return machine.rates(setting.threads, size, TRIALS)
     if setting.device.kind is DeviceKind.CUDA:
         if setting.device.package().compute_capability() is None:
             return {}
