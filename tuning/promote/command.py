@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minfer.commands.columns import printable
-from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat
-from minfer.ops import OPS
 from minfer.tuned.table import FOLDER
 from tuning.promote.decisions import Candidate, candidates, latest
 from tuning.promote.files import Change, change_of
 from tuning.sweep import own_files
 from tuning.sweep.database import Database
-from tuning.sweep.options import DATABASE
+from tuning.sweep.selection import add_selection, check_selection, is_selected
 
 EXAMPLES = """examples:
   python -m tuning promote                              show what would change
@@ -31,12 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
+    add_selection(parser)
     add = parser.add_argument
-    add("--database", type=Path, default=DATABASE, metavar="FILE",
-        help="rows of sweeps; default %(default)s")  # fmt: skip
-    add("--op", help="only decisions of this op")
-    add("--device", help="only those of this device: cpu, cuda or metal")
-    add("--fmt", help="only those of this format: f32, f16 or q8_0")
     add("--add", action="append", default=[], metavar="FILE",
         help="a .py file of yours whose variants were swept")  # fmt: skip
     add("--into", type=Path, default=FOLDER, metavar="FOLDER",
@@ -58,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 def promoted(args: argparse.Namespace) -> tuple[list[Change], list[Candidate]]:
     """The files that change, and the fate of each decision that was asked for."""
     made = candidates(*latest(Database(args.database).rows()))
-    wanted = [one for one in made if _is_wanted(one, args)]
+    wanted = [one for one in made if is_selected(one.question, args)]
     changes: list[Change] = []
     fates = [one for one in wanted if one.row is None]
     for kind in sorted({one.question.device_kind for one in wanted if one.row is not None}):
@@ -72,25 +65,11 @@ def promoted(args: argparse.Namespace) -> tuple[list[Change], list[Candidate]]:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what cannot be meant, before anything is read."""
-    if args.op is not None and args.op not in OPS:
-        raise Refusal("0.3", f"op {args.op!r} is none of {', '.join(OPS)}", {"op": args.op})
-    if args.device is not None:
-        Device.parse(args.device)
-    if args.fmt is not None:
-        KvFormat.parse(args.fmt)
-    if not args.database.exists():
-        message = f"{args.database} is not there; `python -m tuning sweep` writes it"
-        raise Refusal("0.1", message, {"path": str(args.database)})
+    check_selection(args)
     if not args.into.is_dir():
         message = f"{args.into} is no folder; make it first"
         raise Refusal("8.3", message, {"path": str(args.into)})
     own_files.add([str(Path(file).resolve()) for file in args.add], args.device or "cpu")
-
-
-def _is_wanted(one: Candidate, args: argparse.Namespace) -> bool:
-    question = one.question
-    pairs = ((args.op, question.op), (args.device, question.device), (args.fmt, question.fmt))
-    return all(asked in (None, there) for asked, there in pairs)
 
 
 def _why_not(fates: Sequence[Candidate]) -> dict[str, str]:

@@ -8,27 +8,20 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from minfer.device import Device
 from minfer.errors import Refusal
-from minfer.format import KvFormat
 from minfer.kv.checks import whole_number
-from minfer.ops import OPS
 from tuning.report.account import Account
 from tuning.report.history import History, histories
 from tuning.sweep.database import Database
-from tuning.sweep.options import DATABASE
+from tuning.sweep.selection import add_selection, check_selection, is_selected
 
 PICTURES = (".png", ".svg")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
+    add_selection(parser)
     add = parser.add_argument
-    add("--database", type=Path, default=DATABASE, metavar="FILE",
-        help="rows of sweeps; default %(default)s")  # fmt: skip
-    add("--op", help="only questions of this op")
-    add("--device", help="only those of this device: cpu, cuda or metal")
-    add("--fmt", help="only those of this format: f32, f16 or q8_0")
     add("--question", metavar="GLOB",
         help="only those whose line matches, as in '*decode d128'")  # fmt: skip
     add("--top", type=int, default=10, metavar="N",
@@ -65,26 +58,17 @@ def run(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what cannot be meant, before anything is read."""
-    if args.op is not None and args.op not in OPS:
-        raise Refusal("0.3", f"op {args.op!r} is none of {', '.join(OPS)}", {"op": args.op})
-    if args.device is not None:
-        Device.parse(args.device)
-    if args.fmt is not None:
-        KvFormat.parse(args.fmt)
     whole_number(args.top, "--top", "10", low=1)
     if args.plot is not None and args.plot.suffix not in PICTURES:
         message = f"--plot {args.plot} is no name of a {' or '.join(PICTURES)} file"
         raise Refusal("0.3", message, {"plot": str(args.plot)})
-    if not args.database.exists():
-        message = f"{args.database} is not there; `python -m tuning sweep` writes it"
-        raise Refusal("0.1", message, {"path": str(args.database)})
+    check_selection(args)
 
 
 def _is_wanted(history: History, args: argparse.Namespace) -> bool:
     question = history.question
-    pairs = ((args.op, question.op), (args.device, question.device), (args.fmt, question.fmt))
     named = args.question is None or fnmatchcase(question.key, args.question)
-    return named and all(asked in (None, there) for asked, there in pairs)
+    return named and is_selected(question, args)
 
 
 def _unknown(args: argparse.Namespace, found: list[History]) -> Refusal:

@@ -16,7 +16,7 @@ from tuning.sweep.budget import Budget
 from tuning.sweep.configuration import Configuration, Question
 from tuning.sweep.crew import crew_of
 from tuning.sweep.database import Database
-from tuning.sweep.exploring import Plan, explore
+from tuning.sweep.exploring import Exploration, Plan
 from tuning.sweep.fields import to_json
 from tuning.sweep.options import DATABASE, add_arguments, checked_sweep
 from tuning.sweep.problem import Case
@@ -136,7 +136,7 @@ def _explored(
             bar.say(f"{len(known)} trials of earlier runs are known")
             bar.known(known)
         try:
-            return explore(crew, course, plan, known, database, bar)
+            return Exploration(crew, course, plan, database, bar, known).run()
         except KeyboardInterrupt:
             bar.say("stopped; the same command with --resume goes on")
             raise

@@ -28,7 +28,7 @@ from tuning.sweep.trials import Course, Precision, prepare, run_trial
 class Plan:
     """How a question is explored.
 
-    baseline, default: what the library chooses by itself, of promoted rows aside. finals:
+    baseline, default: what the library chooses without promoted rows. finals:
     configurations beside the default that go into the finals; 0 leaves them out.
     """
 
@@ -50,128 +50,111 @@ class Plan:
         return [*others, self.baseline]
 
 
-def explore(
-    crew: Crew,
-    course: Course,
-    plan: Plan,
-    known: Sequence[Trial],
-    database: Database,
-    bar: Progress,
-) -> Decided | None:
-    """All trials and the finals, each row written at once; None where nothing was decided.
-
-    known: trials of earlier runs, which are not made again.
-    """
-    space = Space(list(plan.variants.values()))
-    trials = list(known)
-    _take_rates(crew, course)
-    default = _default(crew, course, plan, trials, database, bar)
-    course.default |= {case.case: case.median for case in default.cases}
-    if default not in trials:
-        trials.append(default)
-    search = Search(space, plan.sampler, plan.seed, trials, plan.pruner, default=plan.default)
-    _search(crew, course, plan, search, trials, database, bar)
-    if not plan.finals:
-        bar.say(f"{told(trials)}; no finals, so nothing is decided")
-        return None
-    return _decide(crew, course, plan, trials, database, bar)
-
-
 def told(trials: Sequence[Trial]) -> str:
     """How many trials ended how, in words."""
     counts = Counter(trial.status for trial in trials)
     return ", ".join(f"{n} {status}" for status, n in counts.most_common())
 
 
-def _take_rates(crew: Crew, course: Course) -> None:
-    """Rates of the machine now; the best that were seen count."""
-    reply = crew.workers[0].ask(START_SECONDS, do="machine")
-    for name, rate in reply["rates"].items():
-        course.rates[name] = max(rate, course.rates.get(name, 0.0))
+@dataclass
+class Exploration:
+    """One question on its way. trials: those of earlier runs, which are not made again, and on."""
 
+    crew: Crew
+    course: Course
+    plan: Plan
+    database: Database
+    bar: Progress
+    trials: list[Trial]
 
-def _default(
-    crew: Crew,
-    course: Course,
-    plan: Plan,
-    trials: Sequence[Trial],
-    database: Database,
-    bar: Progress,
-) -> Trial:
-    """The trial of the default, which all others are compared with; made unless it is known."""
-    known = [t for t in trials if t.configuration == plan.default and t.status == OK]
-    if known:
-        return known[-1]
-    bar.say(f"the default: {plan.default.key}")
-    worker = crew.workers[0]
-    prepared = prepare(worker, plan.default, may_spill=True)
-    made = run_trial(worker, course, plan.default, prepared, lambda step, score: False)
-    database.append(made)
-    bar.row(made)
-    if made.status != OK:
-        raise ChildFailed(
-            f"the default {plan.default.key} of {course.question.key} is {made.status}: "
-            f"{made.message}; there is nothing to compare with"
+    def run(self) -> Decided | None:
+        """Trials and finals, each row written at once; None where nothing was decided."""
+        self._take_rates()
+        default = self._default()
+        self.course.default |= {case.case: case.median for case in default.cases}
+        if default not in self.trials:
+            self.trials.append(default)
+        self._search()
+        if not self.plan.finals:
+            self.bar.say(f"{told(self.trials)}; no finals, so nothing is decided")
+            return None
+        return self._decide()
+
+    def _take_rates(self) -> None:
+        """Rates of the machine now; the best that were seen count."""
+        rates = self.course.rates
+        for name, rate in self.crew.workers[0].ask(START_SECONDS, do="machine")["rates"].items():
+            rates[name] = max(rate, rates.get(name, 0.0))
+
+    def _default(self) -> Trial:
+        """The trial of the default, which others are compared with; made unless it is known."""
+        wanted = self.plan.default
+        known = [t for t in self.trials if t.configuration == wanted and t.status == OK]
+        if known:
+            return known[-1]
+        self.bar.say(f"the default: {wanted.key}")
+        worker = self.crew.workers[0]
+        prepared = prepare(worker, wanted, may_spill=True)
+        made = run_trial(worker, self.course, wanted, prepared, lambda step, score: False)
+        self.database.append(made)
+        self.bar.row(made)
+        if made.status != OK:
+            raise ChildFailed(
+                f"the default {wanted.key} of {self.course.question.key} is {made.status}: "
+                f"{made.message}; there is nothing to compare with"
+            )
+        return made
+
+    def _search(self) -> None:
+        """Trials until the budget is spent or everything was tried; known ones count as trials."""
+        plan, start = self.plan, time.monotonic()
+        space = Space(list(plan.variants.values()))
+        search = Search(
+            space, plan.sampler, plan.seed, self.trials, plan.pruner, default=plan.default
         )
-    return made
+        while not plan.budget.spent(len(self.trials), time.monotonic() - start):
+            self.bar.at(plan.budget, len(self.trials), time.monotonic() - start)
+            asked = self._asked(search)
+            if not asked:
+                self.bar.say("every configuration was tried")
+                return
+            for worker, configuration, prepared in self.crew.together(asked, prepare):
+                prune = partial(search.should_prune, configuration)
+                made = run_trial(worker, self.course, configuration, prepared, prune)
+                self.database.append(made)
+                search.tell(made)
+                self.trials.append(made)
+                self.bar.row(made)
+                self.bar.at(plan.budget, len(self.trials), time.monotonic() - start)
 
-
-def _search(
-    crew: Crew,
-    course: Course,
-    plan: Plan,
-    search: Search,
-    trials: list[Trial],
-    database: Database,
-    bar: Progress,
-) -> None:
-    """Trials until the budget is spent or everything was tried; known ones count as trials."""
-    start = time.monotonic()
-    while not plan.budget.spent(len(trials), time.monotonic() - start):
-        bar.at(plan.budget, len(trials), time.monotonic() - start)
+    def _asked(self, search: Search) -> list[Configuration]:
+        """One configuration a worker, as far as the budget and the space go."""
         asked: list[Configuration] = []
-        for _ in crew.workers:
-            room = plan.budget.trials is None or len(trials) + len(asked) < plan.budget.trials
+        most = self.plan.budget.trials
+        for _ in self.crew.workers:
+            room = most is None or len(self.trials) + len(asked) < most
             configuration = search.ask() if room else None
             if configuration is None:
                 break
             asked.append(configuration)
-        if not asked:
-            bar.say("every configuration was tried")
-            return
-        for worker, configuration, prepared in crew.together(asked, prepare):
-            prune = partial(search.should_prune, configuration)
-            made = run_trial(worker, course, configuration, prepared, prune)
-            database.append(made)
-            search.tell(made)
-            trials.append(made)
-            bar.row(made)
-            bar.at(plan.budget, len(trials), time.monotonic() - start)
+        return asked
 
-
-def _decide(
-    crew: Crew,
-    course: Course,
-    plan: Plan,
-    trials: Sequence[Trial],
-    database: Database,
-    bar: Progress,
-) -> Decided | None:
-    """Finals, and what they say."""
-    n_qs = sorted({case.shape.n_q for case in course.cases})
-    variants = {v.name: v for v in plan.used}
-    best = finalists(trials, variants, n_qs, plan.finals)
-    _take_rates(crew, course)
-    rows = run_finals(
-        crew, course, best, plan.default, variants, plan.final_precision, plan.sittings, bar.say
-    )
-    if rows is None:
-        bar.say("no decision: the default did not go through the finals")
-        return None
-    database.append(rows)
-    made = decided(rows, course, plan)
-    database.append(made)
-    return made
+    def _decide(self) -> Decided | None:
+        """Finals, and what they say."""
+        course, plan = self.course, self.plan
+        n_qs = sorted({case.shape.n_q for case in course.cases})
+        variants = {v.name: v for v in plan.used}
+        best = finalists(self.trials, variants, n_qs, plan.finals)
+        self._take_rates()
+        how = (plan.final_precision, plan.sittings, self.bar.say)
+        rows = run_finals(self.crew, course, best, plan.default, variants, *how)
+        if rows is None:
+            self.bar.say("no decision: the default did not go through the finals")
+            return None
+        self.database.append(rows)
+        made = decided(rows, course, plan)
+        self.database.append(made)
+        return made
 
 
 def decided(rows: Finals, course: Course, plan: Plan) -> Decided:
