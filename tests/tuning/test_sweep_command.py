@@ -179,6 +179,23 @@ def test_a_file_that_does_not_import_is_refused_in_one_line(
         assert f"{file} does not import: {said}" in line
 
 
+def test_a_tunable_without_values_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file, rows = tmp_path / "empty_space.py", tmp_path / "sweeps.jsonl"
+    file.write_text(
+        "from minfer import variant\n"
+        "from minfer.ops import Tunable\n"
+        "@variant(space={'most': Tunable(None, ())})\n"
+        "def add_empty(x, y, *, config): ...\n"
+    )
+    asked = ("--op", "add", "--add", str(file), "--variant", "empty", "--database", str(rows))
+    done = subprocess.run(
+        [sys.executable, "-m", "tuning", "sweep", *asked],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and not rows.exists()
+    assert done.stderr.startswith("the tunable add_empty.most has no values")
+
+
 def test_what_a_file_prints_is_no_answer_and_no_result(tmp_path: Path) -> None:
     file = tmp_path / "talking_variants.py"
     file.write_text(f"{PLANTED.read_text()}\nprint('hello')")

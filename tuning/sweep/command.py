@@ -22,6 +22,7 @@ from tuning.sweep.options import DATABASE, add_arguments, checked_sweep
 from tuning.sweep.problem import Case
 from tuning.sweep.progress import Progress
 from tuning.sweep.rows import Decided, Session
+from tuning.sweep.space import Space
 from tuning.sweep.summary import listed, summary
 from tuning.sweep.trials import Course, Precision
 
@@ -77,7 +78,7 @@ def _plans(args: argparse.Namespace, asked: planning.Asked) -> dict[Question, Pl
 def _plan(args: argparse.Namespace, question: Question, cases: Sequence[Case]) -> Plan:
     default = planning.default_of(question, cases)
     return Plan(
-        variants=planning.variants_for(question, cases, args.variant),
+        space=Space(list(planning.variants_for(question, cases, args.variant).values())),
         baseline=default,
         default=Configuration.default(default),
         sampler=args.search,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ class Plan:
     configurations beside the default that go into the finals; 0 leaves them out.
     """
 
-    variants: Mapping[str, Variant]
+    space: Space
     baseline: Variant
     default: Configuration
     sampler: str
@@ -46,7 +46,7 @@ class Plan:
     @property
     def used(self) -> list[Variant]:
         """All variants that run."""
-        others = [v for name, v in self.variants.items() if name != self.baseline.name]
+        others = [v for v in self.space.variants if v.name != self.baseline.name]
         return [*others, self.baseline]
 
 
@@ -108,9 +108,8 @@ class Exploration:
     def _search(self) -> None:
         """Trials until the budget is spent or everything was tried; known ones count as trials."""
         plan, start = self.plan, time.monotonic()
-        space = Space(list(plan.variants.values()))
         search = Search(
-            space, plan.sampler, plan.seed, self.trials, plan.pruner, default=plan.default
+            plan.space, plan.sampler, plan.seed, self.trials, plan.pruner, default=plan.default
         )
         while not plan.budget.spent(len(self.trials), time.monotonic() - start):
             self.bar.at(plan.budget, len(self.trials), time.monotonic() - start)

@@ -72,6 +72,10 @@ class Space:
             raise Refusal("6.4", "no variant is given, so there is nothing to search; name one")
         self.parts = tuple(Choices(v, _choices(v)) for v in variants)
 
+    @property
+    def variants(self) -> list[Variant]:
+        return [part.variant for part in self.parts]
+
     @cached_property
     def size(self) -> int:
         return sum(part.size for part in self.parts)

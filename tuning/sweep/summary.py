@@ -12,7 +12,6 @@ from tuning.sweep.decision import Interval
 from tuning.sweep.exploring import Plan
 from tuning.sweep.problem import Case
 from tuning.sweep.rows import Decided
-from tuning.sweep.space import Space
 
 
 def listed(
@@ -23,8 +22,8 @@ def listed(
         {
             "question": question.key,
             "cases": [case.name for case in cases],
-            "variants": list(plans[question].variants),
-            "configurations": Space(list(plans[question].variants.values())).size,
+            "variants": [v.name for v in plans[question].space.variants],
+            "configurations": plans[question].space.size,
             "default": plans[question].default.key,
         }
         for question, cases in asked.items()
@@ -33,10 +32,14 @@ def listed(
         return json.dumps(rows, indent=1)
     return "\n".join(
         f"{row['question']}: {row['configurations']} configurations of "
-        f"{', '.join(plans[question].variants)}; default {row['default']}\n"
+        f"{_names(plans[question])}; default {row['default']}\n"
         + "\n".join(f"  {case.name}" for case in cases)
         for row, (question, cases) in zip(rows, asked.items(), strict=True)
     )
+
+
+def _names(plan: Plan) -> str:
+    return ", ".join(v.name for v in plan.space.variants)
 
 
 def summary(row: Decided, database: Path, added: Sequence[str] = ()) -> str:
